@@ -110,7 +110,7 @@ LINKS = [
         (
             ("[0][..., : self.rank]", "[0][..., -self.rank :]"),
             ('self.expand(tensor, matrix, row) * self.settings[param]["scale"]', "self.expand(tensor, matrix, row)"),
-            ("(made - 1) % self.update_gap == 0", "made == 1"),
+            ("(steps - 1) % self.update_gap == 0", "steps == 1"),
         ),
     ),
     Link(
@@ -209,10 +209,10 @@ LINKS = [
         ("Quantized",),
         ("tests/m/test_matrix_links.py", "-k", "bit_by_bit or refuses or slow_mean or keep_their_size"),
         (
-            ("part**4 if kept.dtype", "part**3 if kept.dtype"),
+            ("part**4 if codes.dtype", "part**3 if codes.dtype"),
             ("torch.where((levels == 0) & (part > 0), 1.0, levels)", "levels"),
             ("((places * _ALONG + step * _OVER) % 1.0)", "(0.5 + 0 * places)"),
-            ("scale.repeat_interleave(block)[: kept.numel()]", "scale.repeat(block)[: kept.numel()]"),
+            ("scale.repeat_interleave(block)[: codes.numel()]", "scale.repeat(block)[: codes.numel()]"),
         ),
     ),
     Link(
@@ -460,7 +460,7 @@ LINKS = [
         "PBT",
         "population/_pbt.py",
         (),
-        ("tests/m/test_population.py", "-k", "PBT or pbt"),
+        ("tests/m/test_population.py", "tests/m/test_pbt.py", "-k", "PBT or pbt"),
         (
             (
                 "best, worst = ranked[:replaced], ranked[-replaced:]",

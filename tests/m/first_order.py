@@ -4,6 +4,8 @@ import torch
 
 import moduli as mo
 
+F64 = torch.float64
+
 
 def problem(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
     """Parameters, and a smooth loss of them with noise that changes with the step."""
@@ -60,3 +62,8 @@ def formula(update):
 def close(first, second, tolerance=1e-10):
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def doubles(*numbers):
+    """Return a vector in double precision."""
+    return torch.tensor(numbers, dtype=F64)

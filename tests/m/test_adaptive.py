@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moduli as mo
-from m.first_order import close, formula, run
+from m.first_order import F64, close, doubles, formula, run
 from moduli import m, optim
 
 FUSE = pytest.mark.parametrize("fuse", ["auto", False])
@@ -413,3 +413,117 @@ def test_what_full_matrix_adagrad_keeps_has_memory_of_its_own():
     optimizer.step()
     kept = [value for state in link.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     assert len({tensor.data_ptr() for tensor in kept}) == len(kept) == 2
+
+
+def test_flips_are_taken_back_or_waited_for():
+    for backtrack, expected in ((True, [2.0, -2.0, -1.0, -3.0]), (False, [2.0, 0.0, -1.0, -3.0])):
+        link, w = m.BacktrackOnSignChange(backtrack=backtrack), torch.zeros(1)
+        out = [optim.step_tensors(link, [torch.tensor([u])], params=[w])[0].item() for u in (2.0, -1.0, -1.0, -3.0)]
+        assert out == expected
+
+
+def test_signs_of_gradients_can_decide():
+    link, w = m.BacktrackOnSignChange(use_grad=True), torch.zeros(1)
+    out = [
+        optim.step_tensors(link, [torch.tensor([u])], params=[w], grads=[torch.tensor([g])])[0].item()
+        for u, g in ((2.0, 1.0), (3.0, -1.0))
+    ]
+    assert out == [2.0, -2.0]
+
+
+def test_dual_norm_and_size_as_orthogonalize_does_them():
+    u = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    for first, second in (
+        (m.Orthogonalize(dual_norm_correction=True), [m.Orthogonalize(), m.DualNormCorrection()]),
+        (m.Orthogonalize(adjust_lr=True), [m.Orthogonalize(), m.MuonAdjustLR()]),
+    ):
+        a = optim.step_tensors(first, [u.clone()], grads=[u])
+        close(a, optim.step_tensors(second, [u.clone()], grads=[u]))
+    vector = doubles(1.0, 2.0)
+    for link in (m.DualNormCorrection(), m.MuonAdjustLR()):
+        close(optim.step_tensors(link, [vector.clone()], grads=[vector]), [vector])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("shape", [(8, 40), (40, 8), (8, 16), (8, 12), (8, 8)])
+def test_wide_matrices_are_orthogonalised_as_others(shape, steps):
+    # Through the small side or not: the same iteration, written out.
+    u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x = u / u.norm()
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    close(optim.step_tensors(m.Orthogonalize(steps=steps), [u.clone()]), [x], 1e-9)
+    single = optim.step_tensors(m.Orthogonalize(steps=steps), [u.float()])[0]
+    torch.testing.assert_close(single.double(), x, rtol=1e-3, atol=1e-3)
+
+
+def test_what_momentum_sam_trains_is_heavy_ball_with_gradients_beside_it():
+    scale = doubles(1.0, 10.0)
+    w = torch.nn.Parameter(doubles(3.0, 1.0))
+    link = m.MSAMMomentum(0.02, momentum=0.8, rho=0.1)
+    opt = mo.Optimizer([w], link)
+    trained, velocity = w.detach().clone(), torch.zeros(2, dtype=F64)
+    for _ in range(15):
+        gradient = scale * w.detach()
+        opt.step(mo.closure(lambda: (scale * w.square()).sum() / 2))
+        velocity = 0.8 * velocity + gradient
+        trained = trained - 0.02 * velocity
+        torch.testing.assert_close(w.detach() + 0.1 * velocity / velocity.norm(), trained)
+
+
+def test_momentum_sam_with_links_is_the_one_with_momentum():
+    first = run(lambda _: [m.MSAMMomentum(0.02, rho=0.1)])
+    close(first, run(lambda _: [m.MSAM([m.HeavyBall(0.9), m.LR(0.02)], rho=0.1)]))
+
+
+def test_aegd_is_its_formula_and_its_energy_falls():
+    w = torch.nn.Parameter(doubles(2.0, -1.0))
+    link = m.AEGD(lr=0.3, c=2.0)
+    opt = mo.Optimizer([w], link)
+    x, r = w.detach().clone(), None
+    for _ in range(10):
+        f = (x.square() * doubles(1.0, 5.0)).sum()
+        v = 2 * doubles(1.0, 5.0) * x / (2 * (f + 2).sqrt())
+        r = ((f + 2).sqrt() if r is None else r) / (1 + 0.6 * v * v)
+        x = x - 0.6 * r * v
+        before = link.state[w].get("energy", torch.full((2,), torch.inf, dtype=F64)).clone()
+        opt.step(mo.closure(lambda: (w.square() * doubles(1.0, 5.0)).sum()))
+        torch.testing.assert_close(w.detach(), x)
+        assert (link.state[w]["energy"] <= before).all()
+
+
+def test_aegd_refuses_a_negative_root():
+    w = torch.nn.Parameter(doubles(2.0))
+    opt = mo.Optimizer([w], m.AEGD(c=1.0))
+    with pytest.raises(ValueError, match="c above"):
+        opt.step(mo.closure(lambda: w.sum() - 10))
+    assert w.item() == 2.0
+
+
+def test_adaptive_heavy_ball_is_as_near_as_gradients_reach_on_quadratics():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(5, 5, generator=generator, dtype=F64)
+    A = root @ root.mT + torch.eye(5, dtype=F64)
+    w = torch.nn.Parameter(torch.randn(5, generator=generator, dtype=F64))
+    opt = mo.Optimizer([w], m.AdaptiveHeavyBall())
+    gradients = []
+    for _ in range(5):
+        gradients.append(A @ w.detach())
+        opt.step(mo.closure(lambda: w @ A @ w / 2))
+        # The way to the optimum, at zero, has no part along any gradient so far: no point in their span is nearer.
+        assert (torch.stack(gradients) @ w.detach()).abs().max() < 1e-9
+    assert w.detach().abs().max() < 1e-7  # so that n steps are enough
+
+
+def test_formula_of_momentum_sam_with_decay_and_nesterov():
+    def update(x, g, memory, t):
+        before = memory.get("v", torch.zeros_like(g))
+        v = memory["v"] = 0.5 * before + 0.5 * g
+        return 0.1 * (0.5 * g + 0.5 * v + 0.01 * x)
+
+    # Without a perturbation.
+    close(
+        run(lambda _: [m.MSAMMomentum(0.1, momentum=0.5, rho=0.0, weight_decay=0.01, nesterov=True, lerp=True)]),
+        run(formula(update)),
+    )

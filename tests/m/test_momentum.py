@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from m.first_order import close, formula, run
+from m.first_order import close, doubles, formula, run
 from moduli import m, optim
 
 FUSE = pytest.mark.parametrize("fuse", ["auto", False])
@@ -122,3 +122,28 @@ def test_averages_refuse():
         m.Averaging(0)
     with pytest.raises(ValueError, match="sum to zero"):
         m.WeightedAveraging([1.0, 0.0])
+
+
+def test_cautious_with_two_chains():
+    u = doubles(1.0, -2.0, 3.0, 4.0)
+    halves = m.IntermoduleCautious(m.Identity(), m.Mul(m.Fill(1.0)), normalize=True)
+    torch.testing.assert_close(optim.step_tensors(halves, [u.clone()])[0], u)
+    against = m.Sub(2.5)  # agrees about the last two only
+    for mode, expected in (
+        ("zero", doubles(0.0, -2.0, 3.0, 4.0)),
+        ("grad", doubles(-1.5, -2.0, 3.0, 4.0)),
+        ("backtrack", doubles(-1.0, -2.0, 3.0, 4.0)),
+    ):
+        link = m.IntermoduleCautious(m.Identity(), against, mode=mode)
+        torch.testing.assert_close(optim.step_tensors(link, [u.clone()])[0], expected)
+    link = m.IntermoduleCautious(m.Identity(), against, normalize=True)
+    torch.testing.assert_close(optim.step_tensors(link, [u.clone()])[0], doubles(0.0, -2.0, 3.0, 4.0) / 0.75)
+    with pytest.raises(ValueError, match="normalize"):
+        m.IntermoduleCautious(m.Identity(), against, normalize=True, mode="grad")
+
+
+def test_cosine_of_two_chains():
+    tensors = [doubles(3.0, 0.0), doubles(4.0)]
+    out = optim.step_tensors(m.ScaleModulesByCosineSimilarity(m.Identity(), m.Sign()), [t.clone() for t in tensors])
+    cosine = 7 / (5 * 2**0.5)
+    close(out, [t * cosine for t in tensors])

@@ -18,7 +18,7 @@ from ._runtime import Runtime, load_runtime
 T = TypeVar("T")
 
 _MODES = ("auto", "c", "triton", "foreach", "plain")
-#: Elements that are worth a thread.
+#: The number of elements that justifies a thread.
 GRAIN = 16384
 
 
@@ -53,18 +53,18 @@ class Kernel:
 
 
 def mode() -> str:
-    """The value of `MODULI_KERNELS`: auto (compile where possible), c or triton (or raise), foreach, plain."""
+    """Return the value of `MODULI_KERNELS`: auto (compile where possible), c or triton (or raise), foreach, plain."""
     if "MODULI_KERNELS" not in os.environ:  # the usual case, in which `get` would raise and catch an error
         return "auto"
     value = os.environ["MODULI_KERNELS"]
-    value = "foreach" if value == "eager" else value  # the name it had
+    value = "foreach" if value == "eager" else value  # its old name
     if value not in _MODES:
         raise ValueError(f"MODULI_KERNELS is {value!r}; set it to one of {', '.join(_MODES)}, or unset it")
     return value
 
 
 def threads(elements: int) -> int:
-    """How many threads a pass over so many elements is worth."""
+    """Return the number of threads for a pass over so many elements."""
     if _forked:
         return 1
     return min(torch.get_num_threads(), max(1, elements // GRAIN))
@@ -83,7 +83,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def runtime() -> Runtime | str:
-    """The shared library, or the reason why there is none."""
+    """Return the shared library, or the reason why there is none."""
     global _shared
     if _shared is None:
         with _lock:
@@ -93,7 +93,7 @@ def runtime() -> Runtime | str:
 
 
 def kernel(source: str) -> Kernel | str:
-    """The compiled kernel of this source, or the reason why there is none. A failure is not tried again."""
+    """Return the compiled kernel of this source, or the reason why there is none. A failure is not tried again."""
     with _lock:
         built = _kernels.get(source)
         if built is None:
@@ -112,13 +112,13 @@ def _try(make: Callable[[], T]) -> T | str:
 
 
 def list_built() -> list[Kernel]:
-    """The kernels of this process."""
+    """Return the kernels of this process."""
     with _lock:
         return [kernel for kernel in _kernels.values() if isinstance(kernel, Kernel)]
 
 
 def warn_once(what: str, problem: str) -> None:
-    """Say that something is done without, unless it was said or the user asked for an error."""
+    """Warn that a feature is missing, unless it was done before or the user asked for an error."""
     if what in _warned or mode() in ("c", "triton"):
         return
     _warned.add(what)
@@ -130,7 +130,7 @@ def warn_once(what: str, problem: str) -> None:
 
 
 def reset() -> None:
-    """Forget compiled kernels and failures, so that the next call looks again (after installing a compiler, say).
+    """Clear compiled kernels and failures, so that the next call tries again (after installing a compiler, say).
 
     Example:
         >>> from moduli import kernels

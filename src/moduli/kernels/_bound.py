@@ -1,7 +1,7 @@
-"""A fused call whose lists are given: it keeps its own plans, and repeats a call that was made before.
+"""A fused call with bound lists: it stores its own plans, and repeats an earlier call on a fast path.
 
-In training only gradients move: they are new tensors at every step. So the lists that are given are compared with the plan and
-their addresses written into the kernel's table by one call in C, and only a difference leaves it.
+In training only gradients move: they are new tensors at every step. So the lists passed at a call are compared with the plan and
+their addresses written into the kernel's table by one call in C, and only a difference leaves this path.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NUMBERS = frozenset({float, int})
 _SCALARS = ("scalar", "whole")
 _SETTING = "MODULI_KERNELS"
 _is_negated = torch.Tensor.is_neg
-#: What a warm call returns where a plan has to be found.
+#: The result of a warm call that needs another plan.
 DIFFERENT = object()
 
 
 class Bound:
-    """A fused call whose lists are given. Made by `Fused.bind`.
+    """A fused call with bound lists. Created by `Fused.bind`.
 
     Example:
         >>> import torch
@@ -64,20 +64,20 @@ class Bound:
         self._open = [fused.names.index(name) for name in self._rest]
         self._options = (out, flat, offsets)
         self._plans = Plans()
-        # Lists of private roles that are given once stay where they are; others are looked at in every call.
+        # Bound lists of private roles do not move; others are checked in every call.
         self._stays = given.keys() <= fused.private
         self._warm: WarmCall | None = None
-        #: Sums of squares that the last call found, to be added up.
+        #: Partial sums of squares of the last call.
         self.partial_squares: PartialSquares | torch.Tensor | None = None
 
     @property
     def squares(self) -> torch.Tensor | None:
-        """Sums of squares that the last call found (`record_square`), by tensor and slot; None where there are none."""
-        found = self.partial_squares
-        return found.read() if isinstance(found, PartialSquares) else found
+        """Sums of squares of the last call (`record_square`), by tensor and slot; None if there are none."""
+        partial = self.partial_squares
+        return partial.read() if isinstance(partial, PartialSquares) else partial
 
     def explain(self) -> Any:
-        """Which form the last call ran, and why: an `Explanation` of its plan, or None before the first call.
+        """Return the form of the last call, and why it was chosen: an `Explanation`, or None before the first call.
 
         Example:
             >>> import torch
@@ -96,7 +96,7 @@ class Bound:
         return f"{self.fused!r}.bind({', '.join(self._given)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run with the arguments that were left open, in the order of the function's parameters."""
+        """Run with the arguments that were not bound, in the order of the function's parameters."""
         warm = self._warm
         if warm is not None and not kwargs:
             result = warm.run(args, self)
@@ -110,8 +110,8 @@ class Bound:
             for i, value in zip(self._open, args, strict=True):
                 values[i] = value
         else:
-            given = {**self._given, **dict.fromkeys(self._norms), **dict(zip(self._rest, args, strict=False)), **kwargs}
-            values = list(self.fused._arguments((), given))
+            named = {**self._given, **dict.fromkeys(self._norms), **dict(zip(self._rest, args, strict=False)), **kwargs}
+            values = list(self.fused._arguments((), named))
         for name, role in self._norms.items():
             values[self.fused.names.index(name)] = norm(values[self.fused.names.index(role)])
         if is_transformed():
@@ -126,14 +126,14 @@ class Bound:
 
 
 class WarmCall:
-    """What a call looked like, where its lists were, and its kernel. Never changed once it is made.
+    """A repeated call: the layouts and addresses of its lists, and its kernel. It is never changed after construction.
 
     Args:
         request: The call.
         plan: Its plan: one kernel over whole tensors, which writes into roles.
-        state: Where its lists were.
-        given: The roles that are given at each call, in order; the others stay where they are.
-        facts: What the tensors of these roles look like.
+        state: The addresses of its lists.
+        given: The roles that are passed at each call, in order; the others do not move.
+        facts: The layouts of the tensors of these roles, for the compiled reader.
         runtime: The compiled reader.
         norms: The scalar that is the norm of a role, with that role.
     """
@@ -158,7 +158,7 @@ class WarmCall:
         self._short = self._elements < 2 * _backend.GRAIN  # not worth a second thread
         self._sizes = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0])
         self._numbers = piece.numbers or ((0.0,) if not request.scalars else ())
-        # The lists that do not move are held: a tensor of one's own may be given other memory through another reference.
+        # Storages of bound lists are referenced, so that their memory is not freed if a tensor's `.data` is replaced.
         fixed = [own for role, own in enumerate(request.roles) if role not in given]
         self._storages = [tensor.untyped_storage() for own in fixed for tensor in own]
         self._lazy = [k for k, role in enumerate(given) if role not in plan.private]
@@ -169,7 +169,7 @@ class WarmCall:
         position = {role: k for k, role in enumerate(given)}
         columns = [(role, position.get(role, -1)) for role in roles]
         self._checked = _CheckedTable(plan, state, given, facts, columns, runtime)
-        # Where norms go among the numbers, and where their lists are among those that are given.
+        # The positions of norms among the scalars, and of their lists among the passed ones.
         self._norms: list[tuple[int, int, CompiledReduction]] = []
         numbered = [name for name, mark in zip(request.fused.names, request.marks, strict=True) if mark in _SCALARS]
         for name, role in norms.items():
@@ -177,23 +177,23 @@ class WarmCall:
             tensors = (request.roles[given[k]],)
             reduction = CompiledReduction(tensors, runtime, runtime.facts(tensors) or facts)
             self._norms.append((numbered.index(name), 8 * plan.count * k, reduction))
-        # What is returned: the list of a role, given at the call or before it.
+        # The returned lists: of a role, passed at the call or bound.
         returned = [at if kind == "role" else over[at] for kind, at in plan.graph.results]
         self._returned = [(request.given[role], position.get(role)) for role in returned]
         self._single, self._squares = plan.graph.single, plan.squares
         self._now, self._blank = bytes(8 * plan.count * len(given)), bytes(8 * len(roles))
 
     def run(self, args: Sequence[Any], bound: Bound) -> Any:
-        """Run with these lists and numbers; `DIFFERENT`, with nothing done, where anything is not as it was.
+        """Run with these lists and scalars; return `DIFFERENT`, with nothing done, if anything differs from the call before.
 
-        Sums of squares are left with the bound call.
+        Partial sums of squares are stored in the bound call.
         """
         lists, numbers = tuple(map(tuple, args[: self._lists])), args[self._lists :]
         if not (_NUMBERS.issuperset(map(type, numbers)) and self._lengths.issuperset(map(len, lists))):
             return DIFFERENT
         if torch.is_grad_enabled() or len(args) != self._arguments or is_transformed() or has_dispatch_mode():
             return DIFFERENT
-        # `get` raises and catches an error where there is no such key, the usual case.
+        # `get` raises and catches an error for a missing key, the usual case.
         setting = environ[_SETTING] if _SETTING in environ else None  # noqa: SIM401
         if (setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()) != self._surroundings:
             return DIFFERENT
@@ -207,7 +207,7 @@ class WarmCall:
                 return DIFFERENT
         except READ_ERRORS:
             return DIFFERENT
-        for k in self._lazy:  # which the reader does not tell
+        for k in self._lazy:  # not checked by the reader
             if True in map(_is_negated, lists[k]):
                 return DIFFERENT
         for k in self._counted:
@@ -224,15 +224,15 @@ class WarmCall:
             bound.partial_squares = PartialSquares(scalars, before, (threads, self._runs, self._squares))
         if not self._returned:
             return None
-        return arrange_results([held if k is None else args[k] for held, k in self._returned], self._single)
+        return arrange_results([own if k is None else args[k] for own, k in self._returned], self._single)
 
 
 class _CheckedTable:
-    """The addresses and looks that the reader compares lists with, and the memory that holds them.
+    """The addresses and layouts that the reader compares lists with, in arrays that this object keeps alive.
 
     Args:
         plan: The plan of the call.
-        state: Where its lists were.
+        state: The addresses of its lists.
         given: The roles that are given at each call.
         facts: What their tensors look like.
         columns: For each column of the kernel its role, and its position among the given ones or -1.
@@ -275,30 +275,30 @@ class _CheckedTable:
 def make_warm(
     request: Request, plan: CallPlan, state: PlanState | None, names: Sequence[str], norms: Mapping[str, str]
 ) -> WarmCall | None:
-    """Return the warm form of a call that was just made; None where it has none.
+    """Return the warm form of the last call; None if it has none.
 
     Args:
         request: The call.
         plan: Its plan.
-        state: Where its lists are.
-        names: The arguments that are given at each call: lists, then numbers.
+        state: The addresses of its lists.
+        names: The arguments that are passed at each call: lists, then scalars.
         norms: The scalars that are norms of roles.
     """
     roles = {name: role for role, name in enumerate(request.names)}
-    given = [roles[name] for name in names if name in roles]
-    if not given or not roles.keys() >= set(names[: len(given)]):
+    positions = [roles[name] for name in names if name in roles]
+    if not positions or not roles.keys() >= set(names[: len(positions)]):
         return None
     runtime = _backend.runtime()
     if state is None or not _is_one_kernel(request, plan, state) or isinstance(runtime, str):
         return None
-    if not all(roles[role] in given and are_plain([request.roles[roles[role]]]) for role in norms.values()):
+    if not all(roles[role] in positions and are_plain([request.roles[roles[role]]]) for role in norms.values()):
         return None
-    facts = runtime.facts([request.roles[role] for role in given])
-    return None if facts is None else WarmCall(request, plan, state, given, facts, runtime, norms)
+    facts = runtime.facts([request.roles[role] for role in positions])
+    return None if facts is None else WarmCall(request, plan, state, positions, facts, runtime, norms)
 
 
 def _is_one_kernel(request: Request, plan: CallPlan, state: PlanState) -> bool:
-    """Whether a call is one kernel over whole tensors that writes into roles, with numbers of the host."""
+    """Return whether a call is one kernel over whole tensors that writes into roles, with scalars on the host."""
     if state.overlap or state.exact or plan.allocates or request.outs or len(plan.pieces) != 1:
         return False
     dense = isinstance(plan.runs.owner, slice) and _NUMBERS.issuperset(map(type, request.scalars))

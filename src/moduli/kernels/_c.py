@@ -37,12 +37,12 @@ class CForm(Form):
 
     @classmethod
     def concerns(cls, situation: Situation) -> bool:
-        """Whether the tensors are on the CPU, and no other form was asked for there."""
+        """Return whether the tensors are on the CPU, and no other form was requested there."""
         return situation.device.type == "cpu" and situation.setting != "triton"
 
     @classmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
-        """Return why operations have to run one by one, if they have."""
+        """Return why operations have to run one by one; None if they need not."""
         setting = situation.setting
         return situation.seen or (f"MODULI_KERNELS={setting}" if setting not in ("auto", "c") else None)
 

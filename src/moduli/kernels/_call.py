@@ -1,6 +1,6 @@
-"""One fused call: find or make the plan, see where the tensors are, run each piece, tell autograd what was written.
+"""One fused call: find or make the plan, locate the tensors, run each piece, count versions for autograd.
 
-What has no other form runs plain: the function itself, tensor by tensor, which is the meaning of all others.
+Lists without another form run plain: the function itself, tensor by tensor, which defines the result of all forms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
 
 def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
-    """Run a fused function; see `Fused.__call__` for the arguments."""
+    """Run a fused function and return its results.
+
+    Args:
+        fused: The function.
+        args: Its arguments.
+        out: As in `Fused.__call__`.
+        flat: As in `Fused.__call__`.
+        offsets: As in `Fused.__call__`.
+        plans: The plans of earlier calls.
+    """
     if is_transformed():
         return run_directly(fused, args, out, flat, offsets)
     request = Request(fused, args, out, flat, offsets)
@@ -35,7 +44,13 @@ def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Seque
 
 
 def run_plan(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
-    """Run a call by its plan; refuse it where autograd would have to record it."""
+    """Run a call by its plan and return its results; raise RuntimeError if autograd would have to record it.
+
+    Args:
+        request: The call.
+        plan: Its plan.
+        state: The addresses of its lists.
+    """
     if torch.is_grad_enabled():
         needs = refuse_graphs(request, plan)
         if needs is not None:
@@ -46,7 +61,7 @@ def run_plan(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
 
 
 class Request:
-    """One call: the lists in tuples of its own, so that no one else can change them while it runs."""
+    """One call, with the lists copied to tuples, so that they can't be changed while it runs."""
 
     def __init__(
         self,
@@ -70,7 +85,7 @@ class Request:
             if isinstance(item, torch.Tensor | list)
         ]
         self.watched = has_dispatch_mode()
-        #: Sums of squares by tensor and slot, where the function records some.
+        #: Sums of squares by tensor and slot, if the function records some.
         self.squares: torch.Tensor | None = None
         self.key = (
             self.marks,
@@ -90,12 +105,12 @@ class Request:
         return self.fused.name_roles(self.marks)
 
     def name_lists(self) -> Iterator[tuple[str, Tensors]]:
-        """Each list with its name: that of its role, or `out`."""
+        """Return each list with its name: that of its role, or `out`."""
         names = [*self.names, *["out"] * (len(self.lists) - len(self.roles))]
         return zip(names, self.lists, strict=True)
 
     def _part(self, vector: torch.Tensor) -> Tensors:
-        """A vector that was given, as a piece for each tensor."""
+        """Return the vector passed as `out`, split into a part for each tensor."""
         sizes = [tensor.numel() if isinstance(tensor, torch.Tensor) else 0 for tensor in self.roles[0]]
         end = find_end(self.fused, sizes, self.offsets, apart=False)
         if vector.dim() != 1 or not vector.is_contiguous():
@@ -111,17 +126,17 @@ class Request:
 
 
 def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
-    """The plan of a call, one that fits or a new one, and where its lists are."""
+    """Return a plan for a call, a stored or a new one, and the addresses of its lists."""
     for plan in plans.kept:
         if plan.key != request.key or any(map(Purity.is_stale, plan.reads)):
             continue
-        # Read once: another thread may replace it, and what the lists were compared with has to be what is used.
+        # Read once: another thread may replace it between the comparison and its use.
         before = plan.state
         match = plan.layout.find(request.lists, before)
         if match is not None:
             plans.put(plan)
             return plan, locate(plan, before, *match) if plan.extents else None
-    with pause_collection():  # a plan is kept, with thousands of objects
+    with pause_collection():  # a plan is stored, with thousands of objects
         plan = prepare(request)
     state = None
     if plan.extents:
@@ -129,20 +144,26 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
         if match is None:
             raise RuntimeError(f"{request.fused.where}: the tensors were changed by another thread during the call")
         state = locate(plan, None, *match)
-    if plan.opaque != LAZY:  # which is not seen by looking at other lists
+    if plan.opaque != LAZY:  # not detected when lists are compared with a plan
         plans.put(plan)
     return plan, state
 
 
 def part_vector(vector: torch.Tensor, sizes: Sequence[int], offsets: Sequence[int] | None) -> Tensors:
-    """A piece of a vector for each tensor, one after the other or where the offsets say."""
+    """Return a part of a vector for each tensor, one after the other or at the offsets.
+
+    Args:
+        vector: The vector.
+        sizes: The number of elements of each tensor.
+        offsets: Where each begins; None for one after the other.
+    """
     if offsets is None:
         return tuple(torch.split(vector, list(sizes))) if sizes else ()
     return tuple([vector.narrow(0, start, size) for start, size in zip(offsets, sizes, strict=True)])
 
 
 def _allocate(request: Request, plan: CallPlan, output: Output) -> tuple[Any, list[Any]]:
-    """New storage of an output: what the caller gets, and the tensors."""
+    """Return new storage of an output: the value for the caller, and the tensors."""
     if output.vector is not None:
         vector = torch.empty(plan.end, dtype=output.vector, device=plan.device)
         ask_for_pages([vector])
@@ -159,7 +180,7 @@ def _allocate(request: Request, plan: CallPlan, output: Output) -> tuple[Any, li
 
 
 def _place_outputs(request: Request, plan: CallPlan) -> tuple[list[Any], list[Any]]:
-    """Return for each output what the caller gets, and the tensors that are written."""
+    """Return for each output the value for the caller, and the tensors that are written."""
     results: list[Any] = []
     targets: list[Any] = []
     storage = zip([item for item in request.outs if item is not None], request.lists[plan.roles :], strict=True)
@@ -199,7 +220,7 @@ def _run_pieces(request: Request, plan: CallPlan, state: PlanState | None, targe
 
 
 def _bring(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:
-    """Scalars where a piece of the lists is: to bring a number of a device to the host waits for it."""
+    """Return scalars on the device of a piece; copying them to the host instead would wait for the device."""
     if all(not isinstance(value, torch.Tensor) or value.device == device for value in scalars):
         return scalars
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in scalars]

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with the lists of a call, found before anything is written."""
+"""Checks of the lists of a call, done before anything is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def check_lists(request: Request) -> None:
-    """Raise where lists differ in length, or element i of one can't belong to element i of another."""
+    """Raise an error if lists differ in length, or element i of one can't belong to element i of another."""
     fused, first = request.fused, request.roles[0]
     for item in request.outs:
         if not isinstance(item, torch.Tensor | list | None):
@@ -54,7 +54,7 @@ def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: st
 
 
 def check_places(request: Request, graph: Graph) -> None:
-    """Raise where `out`, `flat` and `offsets` do not fit the results."""
+    """Raise ValueError if `out`, `flat` and `offsets` do not fit the results."""
     fused, outs = request.fused, request.outs
     free = sum(role is None for _, role in graph.outputs)
     if outs and len(outs) != free:
@@ -70,7 +70,14 @@ def check_places(request: Request, graph: Graph) -> None:
 
 
 def find_end(fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, *, apart: bool) -> int:
-    """Where the last tensor ends in a vector. `apart`: whether they must not overlap."""
+    """Return the end of the last tensor in a vector.
+
+    Args:
+        fused: The function, for errors.
+        sizes: The number of elements of each tensor.
+        offsets: Where each begins; None for one after the other.
+        apart: Whether overlapping tensors raise ValueError.
+    """
     if offsets is None:
         return sum(sizes)
     if len(offsets) != len(sizes):
@@ -84,7 +91,7 @@ def find_end(fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, 
 
 
 def check_access(request: Request, written: Collection[int], memory: bool) -> None:
-    """Raise where lists must not be written, or tensors have no memory.
+    """Raise RuntimeError if written lists are read-only, or tensors have no memory.
 
     Args:
         request: The call.
@@ -117,7 +124,7 @@ def _check_written(where: str, tensor: torch.Tensor) -> None:
 
 
 def explain_opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
-    """Why the memory of some tensor can't be read as plain numbers, if so."""
+    """Return why the memory of some tensor can't be read as plain numbers; None if all can."""
     for tensors in lists:
         for tensor in tensors:
             if type(tensor) not in _TYPES:
@@ -130,7 +137,7 @@ def explain_opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
 
 
 def refuse_graphs(request: Request, plan: CallPlan) -> str | None:
-    """Why autograd would have to record this call, if so; asked while grad mode is on."""
+    """Return why autograd would have to record this call; None if it need not. Called while grad mode is on."""
     fused = request.fused
     named: list[tuple[bool, str, Sequence[torch.Tensor]]] = [
         (role not in plan.written, name, request.roles[role]) for role, name in enumerate(request.names)

@@ -19,7 +19,13 @@ FORMS: tuple[type[Form], ...] = (CForm, TritonForm, ForeachForm, PlainForm)
 
 
 def choose_form(graph: Graph, outputs: Outputs, situation: Situation) -> Form:
-    """Return the best form for one signature of dtypes on one device."""
+    """Return the best form for one signature of dtypes on one device.
+
+    Args:
+        graph: The graph.
+        outputs: The outputs of the graph.
+        situation: The device and the settings.
+    """
     plain = situation.plain or _find_plain(graph, outputs, situation)
     if plain is not None:
         return PlainForm(graph, outputs, plain)
@@ -40,7 +46,7 @@ def choose_form(graph: Graph, outputs: Outputs, situation: Situation) -> Form:
 
 
 def _find_plain(graph: Graph, outputs: Outputs, situation: Situation) -> str | None:
-    """Return why only torch itself can compute the values of a graph, if so."""
+    """Return why only torch itself can compute the values of a graph; None if other forms can."""
     if situation.device.type == "meta":
         return "tensors on the meta device hold no data"
     live = [graph.nodes[index] for index in graph.find_needed()]
@@ -52,5 +58,5 @@ def _find_plain(graph: Graph, outputs: Outputs, situation: Situation) -> str | N
 
 
 def describe_dtypes(dtypes: Sequence[torch.dtype]) -> str:
-    """Return dtypes as a reader expects them."""
+    """Return dtypes as text without the prefix "torch."."""
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -1,7 +1,7 @@
-"""The system's C compiler, and the private directory of what it made.
+"""The system's C compiler, and the private directory of compiled libraries.
 
-Which compiler there is, how source becomes a loaded library, who may write to the directory, and how an entry is written and
-trusted.
+Choosing a compiler, loading a library built from source, checking who may write to the directory, and writing and verifying
+entries.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _level: int | None = None
 
 
 def reset() -> None:
-    """Forget what was learned about the compiler, for tests and after installing one."""
+    """Clear the detected level of the compiler, for tests and after installing one."""
     global _level
     _level = None
     _cpu.cache_clear()
 
 
 def compiler() -> tuple[str, ...]:
-    """The command that `CC` names, or else cc, gcc or clang on the path."""
+    """Return the command that `CC` names, or else cc, gcc or clang on the path."""
     if os.name != "posix":
         raise Unavailable("kernels are compiled on POSIX systems only; set MODULI_KERNELS=foreach")
     named = os.environ.get("CC")
@@ -90,7 +90,7 @@ def compiler() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _cpu() -> str:
-    """What -march=native means here."""
+    """Return a description of the CPU that determines the meaning of -march=native."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -100,11 +100,11 @@ def _cpu() -> str:
 
 
 class _FailedError(Exception):
-    """The compiler can't do it with these flags."""
+    """The compiler fails with these flags."""
 
 
 def build(source: str, functions: Sequence[str]) -> Library:
-    """The library of this source, with these functions: from the cache, or compiled into it.
+    """Return the library of this source, with these functions: from the cache, or compiled into it.
 
     Raises `Unavailable` when there is no compiler, it fails, or the cache is not private.
     """
@@ -118,7 +118,7 @@ def build(source: str, functions: Sequence[str]) -> Library:
         except _FailedError as failure:
             problem = problem or str(failure)
             continue
-        # The first library tells what the compiler can do; a later one that needs less must not hold back others.
+        # The first library determines the level of the compiler; later ones that need less do not lower it.
         _level = level if _level is None else _level
         return library
     raise Unavailable(f"{problem}; {_REMEDY}")
@@ -150,7 +150,7 @@ def _get(
 
 
 def _open(path: Path, functions: Sequence[str]) -> ctypes.CDLL | None:
-    """The library of an entry; None where there is none, it was damaged, or it lacks a function."""
+    """Return the library of an entry; None if there is none, it was damaged, or it lacks a function."""
     try:
         handle = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL) if is_whole(path) else None
     except OSError:
@@ -159,7 +159,7 @@ def _open(path: Path, functions: Sequence[str]) -> ctypes.CDLL | None:
 
 
 def _compile(source: str, command: tuple[str, ...], flags: tuple[str, ...], libraries: tuple[str, ...]) -> bytes:
-    """Compile in a directory that only this call knows."""
+    """Return a compiled library, built in a temporary directory of this call."""
     try:
         with tempfile.TemporaryDirectory(prefix="moduli-") as scratch:
             text, result = Path(scratch, "kernel.c"), Path(scratch, "kernel.so")
@@ -184,7 +184,7 @@ def _compile(source: str, command: tuple[str, ...], flags: tuple[str, ...], libr
 
 
 def directory() -> Path:
-    """Where compiled kernels live: `MODULI_KERNELS_CACHE`, or `moduli/kernels` in the user's cache directory."""
+    """Return the directory of compiled kernels: `MODULI_KERNELS_CACHE`, or `moduli/kernels` in the user's cache directory."""
     chosen = os.environ.get("MODULI_KERNELS_CACHE")
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
@@ -195,30 +195,30 @@ def directory() -> Path:
 
 
 def private(path: Path) -> Path:
-    """Make `path` if need be, and check that no other user could have written to it or replaced it."""
+    """Create `path` if need be and return it; raise if another user could have written to it or replaced it."""
     try:
         # `mkdir(parents=True)` would give the directories above the mode that the umask leaves.
         for missing in reversed([above for above in (path, *path.parents) if not os.path.lexists(above)]):
             missing.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(path)
+        info = os.lstat(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(f"{path} can't be made ({reason}); set MODULI_KERNELS_CACHE to another directory") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
         raise Unavailable(
-            f"{path} is no directory, belongs to another user or is open to others ({stat.filemode(found.st_mode)}); "
+            f"{path} is no directory, belongs to another user or is open to others ({stat.filemode(info.st_mode)}); "
             f"run: chmod 700 {path}, or set MODULI_KERNELS_CACHE to a directory of your own"
         )
     # A user who can write to a directory above could put another directory in this one's place.
     for above in path.resolve().parents:
-        info = os.stat(above)
-        if info.st_uid not in (0, os.geteuid()) or _is_open(info):
+        owner = os.stat(above)
+        if owner.st_uid not in (0, os.geteuid()) or _is_open(owner):
             raise Unavailable(f"{above}, which contains {path}, is writable by other users; set MODULI_KERNELS_CACHE")
     return path
 
 
 def _is_open(info: os.stat_result) -> bool:
-    """Whether other users may replace what is in a directory. A group that is the user's alone is no other user."""
+    """Return whether other users may replace files in a directory; a group with this user alone does not count."""
     if info.st_mode & stat.S_ISVTX or not info.st_mode & 0o022:
         return False
     try:
@@ -230,15 +230,15 @@ def _is_open(info: os.stat_result) -> bool:
 
 
 def _seal(name: str, body: bytes) -> bytes:
-    """The end of an entry: its checksum together with its name, so that entries can't stand for each other.
+    """Return the end of an entry: its checksum together with its name, so that entries can't be exchanged.
 
-    The loader of shared libraries does not look there.
+    The loader of shared libraries ignores it.
     """
     return _MAGIC + hashlib.sha256(name.encode() + b"\0" + body).digest()
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the entry is there, is the user's own, and is what was written under this name."""
+    """Return whether an entry exists, belongs to the user, and has the content that was written under this name."""
     try:
         # Not blocking: opening a FIFO would wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:

@@ -1,4 +1,4 @@
-"""How foreach operations go through lists: on the CPU in groups that stay in the cache, elsewhere all at once."""
+"""The split of lists for foreach operations: on the CPU groups that stay in the cache, elsewhere all tensors at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Lists = Sequence[Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Part of the lists that operations go through together: small tensors, or the blocks of a large one."""
+    """A part of the lists that is processed together: small tensors, or the blocks of a large one."""
 
     indices: list[int] | None  # None for all of them
-    flat: list[bool] | None  # which of them have to be read as vectors; None where none has
+    flat: list[bool] | None  # which of them have to be read as vectors; None if none has
     blocks: bool = False
-    kept: KeptMemory = field(default_factory=KeptMemory)  # of values on a device
+    kept: KeptMemory = field(default_factory=KeptMemory)  # buffers of values on a device
 
     def follow(self, every: Lists) -> Iterator[Lists]:
         """Yield the part of these lists, or its blocks one after the other."""
@@ -37,12 +37,12 @@ class Cut:
 
 
 def is_on_host(device: torch.device) -> bool:
-    """Whether tensors on a device are gone through in groups that fit the caches, and not all at once."""
+    """Return whether tensors on a device are processed in groups that fit the caches, and not all at once."""
     return device.type == "cpu"
 
 
 def cut_lists(every: Lists) -> tuple[Cut, ...]:
-    """On the CPU large tensors are cut into blocks and small ones share a group; elsewhere one launch takes all."""
+    """Return the parts of lists: on the CPU blocks of large tensors and groups of small ones; elsewhere one part."""
     first = every[0]
     if not is_on_host(first[0].device):
         return (_group(every, list(range(len(first)))),)
@@ -68,18 +68,18 @@ def _group(every: Lists, chosen: list[int]) -> Cut:
 
 
 def _is_dense(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors are laid out alike, with their elements side by side."""
+    """Return whether tensors have equal layouts without gaps."""
     layouts = {(tensor.is_contiguous() or tensor.stride()) for tensor in tensors}
     return len(layouts) == 1 and preserve_strides(tensors[0]) == tensors[0].stride()
 
 
 def preserve_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that torch gives to the result of a pointwise operation: its own, if its elements lie side by side."""
+    """Return the strides of the result of a pointwise operation: those of the tensor, if it has no gaps."""
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of a dense tensor in the order of their addresses."""
+    """Return all elements of a dense tensor in the order of their addresses."""
     if tensor.dim() == 1:
         return tensor
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))

@@ -55,10 +55,10 @@ static inline uint16_t m_to_float16(float f) {
 _VECTOR = {name: "{0}" for name in FUNCTIONS_1 if name not in ("sqrt", "floor", "ceil", "trunc")}
 _VECTOR |= dict.fromkeys(("pow", "atan2", "hypot"), "{0}, {0}")
 
-# Elements whose squares are added before they are added to a sum in double precision.
+# The number of elements whose squares are summed before they are added to a sum in double precision.
 _BLOCK = 2048
 
-#: What every source of this room starts with.
+#: The beginning of every C source.
 HEADERS = "\n".join(f"#include <{name}.h>" for name in ("stdint", "stddef", "string", "math", "float")) + "\n"
 
 
@@ -72,7 +72,7 @@ def _declare_vector_functions(body: str) -> str:
 
 
 def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
-    """The source of a kernel: roles are read through tables 0..R-1, outputs written through tables R..R+W-1.
+    """Return the source of a kernel: roles are read through tables 0..R-1, outputs written through tables R..R+W-1.
 
     `outputs` pairs the node to store with the dtype of the storage. Raises `NoFormError` for a graph beyond C.
     """
@@ -128,8 +128,8 @@ void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, 
 def _write_loop(graph: Graph, inner: str) -> str:
     """Return the loop over the elements of a run.
 
-    Sums of squares go behind the scalars: for each thread and run one number for each slot. Squares are added in the precision of
-    the values over a block, which costs little, and blocks in double precision.
+    Sums of squares are stored behind the scalars: for each thread and run one number for each slot. Squares are added in the
+    precision of the values over a block, which costs little, and blocks in double precision.
     """
     slots = graph.count_squares()
     if not slots:

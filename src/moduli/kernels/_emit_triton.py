@@ -28,10 +28,15 @@ _HEAD = f"{_IMPORTS}@triton.jit\n"
 
 
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
-    """The source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
+    """Return the source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
 
     Numbers are the scalar nodes that are not `placed`, tensors the 0-d tensors on the device among the scalars, from which
     the placed nodes follow. Raises `NoFormError`.
+
+    Args:
+        graph: The graph.
+        outputs: For each output its node and the dtype of its storage.
+        placed: The scalar nodes that are computed on the device.
     """
     parameters, tensors, scalars, body = [], [], [], []
     loaded: dict[int, str] = {}
@@ -118,9 +123,14 @@ _TERMS = {
 
 
 def emit_reduction(kind: str, dtypes: Sequence[torch.dtype], root: bool = False) -> str:
-    """The first launch of a reduction: each program adds up some chunks, in double, into its own place, or the root of that.
+    """Return the source of the first launch of a reduction: each program reduces some chunks, in double.
 
     `kernel(rows, chunks, partial, count, programs, ALIGNED, BLOCK)`.
+
+    Args:
+        kind: The reduction.
+        dtypes: The dtype of each list.
+        root: Whether each program stores the square root of its result.
     """
     for dtype in dtypes:
         if dtype not in _STORAGE or dtype is torch.bool:
@@ -145,12 +155,12 @@ def emit_reduction(kind: str, dtypes: Sequence[torch.dtype], root: bool = False)
         *(f"            {line}" for line in cut),
         f"        total = {join}",
     ]
-    if peak:  # of numbers with a NaN it is NaN
+    if peak:  # NaN if there is one
         lines += [
             "    strange = tl.max((total != total).to(tl.int32), 0)",
             '    tl.store(partial + own, tl.where(strange > 0, float("nan"), tl.max(total, 0)))',
         ]
     else:
-        found = "tl.sum(total, 0)"
-        lines.append(f"    tl.store(partial + own, {f'lib.sqrt({found})' if root else found})")
+        total = "tl.sum(total, 0)"
+        lines.append(f"    tl.store(partial + own, {f'lib.sqrt({total})' if root else total})")
     return _HEAD + "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Saying which form runs, and why."""
+"""Explanations of the form that runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NOTHING = "nothing, there are no tensors"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which form runs and why; printed, it is a text for people.
+    """The form that runs, and why; its text is readable.
 
     Attributes:
-        form: `c`, `triton`, `foreach`, `plain`, `mixed` or `nothing`; for the whole room the best that it has.
+        form: `c`, `triton`, `foreach`, `plain`, `mixed` or `nothing`; without a function the best that is available.
         lines: The sentences.
-        source: The C text, where there is one.
-        path: The file that holds it, beside the compiled library.
+        source: The C source, if there is one.
+        path: The file of the source, beside the compiled library.
         slow: The sentences about parts of the lists that no compiled kernel runs.
 
     Example:
@@ -62,7 +62,14 @@ def _line(form: type[Form], why: str, count: str, elements: int) -> str:
 
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
-    """Return what a call with these arguments would do, from the plan that it would run. Nothing is written."""
+    """Return an explanation of a call with these arguments, from the plan that it would run. Nothing is written.
+
+    Args:
+        fused: The function.
+        args: The arguments.
+        out: As in a call.
+        flat: As in a call.
+    """
     if is_transformed():
         return _explain_plain("torch.compile, a torch.func transform or forward mode sees its operations")
     request = Request(fused, args, out, flat, None)
@@ -73,7 +80,7 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
 
 
 def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
-    """Return what a plan runs, for lists in these places."""
+    """Return an explanation of a plan, for lists at these addresses."""
     if plan.count == 0:
         return Explanation("nothing", (f"nothing: {_NOTHING}",))
     if plan.opaque is not None:
@@ -103,7 +110,7 @@ def _explain_plain(why: str) -> Explanation:
 
 
 def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Explanation:
-    """Which form runs, and why: of a call of a fused function, or of the room in general.
+    """Return the form that runs, and why: for a call of a fused function, or in general.
 
     Args:
         fused: A fused function; without it the setting, the compiler and the cache are described.

@@ -1,8 +1,8 @@
 """The form without a compiler: the graph, operation by operation, through torch's foreach functions.
 
-On an accelerator each operation is one launch for all tensors, and values lie in memory that is kept from call to call: after
-the first one nothing is allocated. On the CPU the lists are cut into groups that stay in the cache between operations.
-Nothing is read back: a scalar that lives on a device stays there.
+On an accelerator each operation is one launch for all tensors, and values lie in buffers that are reused: after
+the first call nothing is allocated. On the CPU the lists are split into groups that stay in the cache between operations.
+Nothing is read back: a scalar on a device stays there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operation: its node, the foreach function (or None) and its operands, whether it may overwrite, and its memory."""
+    """One operation: its node, the foreach function (or None), its operands, whether it overwrites the first, its buffer."""
 
     index: int
     node: Node
@@ -48,7 +48,7 @@ class ForeachForm(Form):
 
     @classmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
-        """Return why lists of tensors can't be cut and joined: values depend on positions, or are summed by tensor."""
+        """Return why lists can't be split and concatenated: values depend on positions, or are summed per tensor."""
         if graph.count_squares():
             return "sums of squares are found for each tensor"
         return "what is rounded by chance depends on positions in whole tensors" if graph.reads_positions() else None
@@ -59,7 +59,7 @@ class ForeachForm(Form):
         self.fallback = PlainForm(graph, outputs, "a list is read and written at once")
 
     def run(self, work: Work) -> bool:
-        """Run the operations, unless a role that is read is written through another one."""
+        """Run the operations; return False if a role that is read is written through another one."""
         if work.state is not None and work.state.exact:
             return False
         lists, targets = ([work.choose(each) for each in every] for every in (work.request.roles, work.targets))
@@ -78,7 +78,7 @@ class ForeachForm(Form):
         return True
 
     def find_running(self, state: PlanState | None) -> tuple[Form, str]:
-        """Return the plain form where a list is read and written at once."""
+        """Return the plain form if a list is read and written at once."""
         if state is not None and state.exact and self.fallback is not None:
             return self.fallback, self.fallback.why
         return self, self.why
@@ -100,7 +100,7 @@ class _Sequence:
                 self._last[j] = max(self._last[j], i)
         for index, _ in self._outputs:
             self._last[index] = len(nodes)
-        # Where the value of a node lies: in a role that is overwritten anyway, or in memory of its own.
+        # The location of a node's value: a role that is overwritten anyway, or None for a buffer.
         self._home: dict[int, int | None] = {}
         self._slots: dict[int, tuple[torch.dtype, int]] = {}
         self._written = {role for _, role in self._outputs if role is not None}
@@ -108,7 +108,7 @@ class _Sequence:
         for i in vectors:
             self._steps.append(self._step(i))
             for j in self._refs(nodes[i]):
-                if self._last[j] == i:  # its memory is free for what comes next
+                if self._last[j] == i:  # its buffer is free for later nodes
                     self._slots.pop(j, None)
 
     def _refs(self, node: Node) -> list[int]:
@@ -137,16 +137,16 @@ class _Sequence:
         return _Step(index, node, function, operands, keyword, in_place, slot)
 
     def _may_overwrite(self, index: int, operands: Sequence[Any]) -> bool:
-        """Whether a node is the last to read its first operand, whose memory then takes the result."""
+        """Return whether a node is the last to read its first operand, whose memory then takes the result."""
         first, others = operands[0].index, [ref.index for ref in operands[1:] if isinstance(ref, Ref)]
         nodes, home = self.graph.nodes, self._home[first]
         if self._last[first] != index or first in others:
             return False
-        # The memory of a role that is overwritten anyway is as good as any once its value is not needed.
+        # A role that is overwritten anyway may take the result once its value is not needed.
         return COMPUTE[nodes[first].dtype] is COMPUTE[nodes[index].dtype] and (home is None or home in self._written)
 
     def _take_slot(self, index: int) -> tuple[torch.dtype, int]:
-        """Memory that holds no value which is still to be read."""
+        """Return a buffer without a value that is still to be read."""
         dtype, used = COMPUTE[self.graph.nodes[index].dtype], set(self._slots.values())
         free = next(i for i in range(len(used) + 1) if (dtype, i) not in used)
         self._slots[index] = (dtype, free)
@@ -161,7 +161,7 @@ class _Sequence:
             lists: The roles.
             targets: The tensors that each output goes to: those of a role that it overwrites.
             scalars: The scalars.
-            cuts: How the lists are gone through.
+            cuts: The parts in which the lists are processed.
         """
         first = lists[0][0]
         with nullcontext() if _cuts.is_on_host(first.device) else cuts[0].kept.open(first) as memory:
@@ -203,14 +203,14 @@ class _Sequence:
     def _run_joined(
         self, node: Node, values: dict[int, Any], like: Sequence[torch.Tensor], index: int, memory: Memory
     ) -> list[torch.Tensor]:
-        """One operation that torch has no foreach function for, on all tensors as one vector: launches do not add up."""
+        """Return the result of an operation without a foreach function, run on all tensors concatenated, in one launch."""
         sizes = [tensor.numel() for tensor in like]
         vectors: dict[int, list[torch.Tensor]] = {}
         for j in self._refs(node):
-            parts = [tensor.reshape(-1) for tensor in values[j]]
-            key = ("joined", len(vectors), parts[0].dtype)
+            flat = [tensor.reshape(-1) for tensor in values[j]]
+            key = ("joined", len(vectors), flat[0].dtype)
             out = memory.get(key)
-            memory[key] = torch.cat(parts) if out is None else torch.cat(parts, out=out)
+            memory[key] = torch.cat(flat) if out is None else torch.cat(flat, out=out)
             vectors[j] = [memory[key]]
         out = memory.get(index)
         whole: Any = out
@@ -219,8 +219,8 @@ class _Sequence:
         elif out is None:
             whole = like[0].new_empty(sum(sizes))
         result = memory[index] = self._single(node, {**values, **vectors}, 0, whole, out)
-        pieces = zip(torch.split(result, sizes), like, strict=True)
-        return [piece.view(tensor.shape) for piece, tensor in pieces]
+        parts = zip(torch.split(result, sizes), like, strict=True)
+        return [part.view(tensor.shape) for part, tensor in parts]
 
     def _store(self, values: dict[int, Any], targets: Lists, memory: Memory | None) -> None:
         waiting = []
@@ -236,7 +236,7 @@ class _Sequence:
     def _single(
         self, node: Node, values: dict[int, Any], i: int, like: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """One operation on one tensor of each list, which are shaped like this one; into `out` where that is possible."""
+        """Return the result of one operation on one tensor of each list, shaped like `like`; written to `out` if possible."""
         args = dict(node.args)
         if node.op in ("constant", "cast"):
             source = args["value"] if node.op == "constant" else args["self"]
@@ -260,27 +260,27 @@ class _Sequence:
 
 
 def _run_step(step: _Step, operands: list[Any], keyword: dict[str, Any], memory: Memory | None) -> Any:
-    """One foreach function; a value that overwrites nothing goes to memory that is kept, by way of a copy."""
+    """Return the result of one foreach function; a value that overwrites nothing goes to a reused buffer, by a copy."""
     in_place = step.in_place
     if memory is not None and step.slot is not None:
         operands, in_place = [_copy(operands[0], step.slot[0], step.slot, memory), *operands[1:]], True
     name = f"_foreach_{step.function}{'_' if in_place else ''}"
     function = getattr(torch, name)
-    if isinstance(operands[-1], torch.Tensor):  # named, or torch would read it back as a number
+    if isinstance(operands[-1], torch.Tensor):  # by this overload, or torch would read it back as a number
         function = getattr(torch.ops.aten, name).Tensor
     result = function(*operands, **keyword)
     return operands[0] if in_place else result
 
 
 def _fit(operand: Any, dtype: torch.dtype, key: Any, memory: Memory | None) -> Any:
-    """A scalar on a device in the dtype of the list beside it: otherwise each tensor would be a launch of its own."""
+    """Return a scalar on a device in the dtype of the list beside it: otherwise each tensor would need its own launch."""
     if not isinstance(operand, torch.Tensor) or operand.dtype is dtype:
         return operand
     return _copy([operand], dtype, key, memory)[0]
 
 
 def _origin(graph: Graph, index: int) -> int:
-    """The node whose value this one is: a cast that changes nothing has none of its own."""
+    """Return the node whose value this one has: a cast that changes nothing has none."""
     node = graph.nodes[index]
     while node.op == "cast" and node.vector:
         source = dict(node.args)["self"].index
@@ -293,7 +293,7 @@ def _origin(graph: Graph, index: int) -> int:
 
 
 def _copy(tensors: Sequence[torch.Tensor], dtype: torch.dtype, key: Any, memory: Memory | None) -> list[torch.Tensor]:
-    """Tensors in another place or dtype, the same at every call where memory is kept."""
+    """Return tensors copied to another location or dtype; to the same buffers at every call if there is a memory."""
     copies: list[torch.Tensor] | None = None if memory is None else memory.get(key)
     if copies is None:
         copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Which foreach function of torch does what a node of the graph does, and with which operands."""
+"""The foreach function of torch for a node of the graph, and its operands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOREACH |= {
 def find_call(
     graph: Graph, node: Node, alias: dict[int, int], last: dict[int, int]
 ) -> tuple[str, tuple[Any, ...], tuple[str, Any] | None] | None:
-    """Return a node as a foreach function: its name, operands and keyword; None where torch has none for it.
+    """Return a node as a foreach function: its name, operands and keyword; None if torch has none for it.
 
     Args:
         graph: The graph.
@@ -73,7 +73,7 @@ def find_call(
     args |= {name: Ref(alias.get(value.index, value.index)) for name, value in node.args if isinstance(value, Ref)}
     name = _choose_name(node.op, args)
     call = FOREACH.get(name)
-    # What it has no argument for may be a rounding mode, say.
+    # An argument without a counterpart may be a rounding mode, say.
     if call is None or any(args[other] not in (None, 0) for other in args.keys() - {*call.names, call.keyword}):
         return None
     factor = args.get(call.keyword or "", 1)
@@ -91,7 +91,7 @@ def _is_floating(graph: Graph, node: Node) -> bool:
 
 
 def _choose_name(op: str, args: dict[str, Any]) -> str:
-    """Return the name of the foreach function; that of a clamp says which of its bounds there is."""
+    """Return the name of the foreach function; for a clamp with one bound, the name of that bound's function."""
     bounds = [bound for bound in ("min", "max") if args.get(bound) is not None]
     return f"clamp_{bounds[0]}" if op == "clamp" and len(bounds) == 1 else op
 
@@ -103,7 +103,7 @@ def _is_vector(graph: Graph, value: Any) -> bool:
 def _order_operands(
     graph: Graph, call: ForeachCall, operands: list[Any], plain: bool, last: dict[int, int]
 ) -> list[Any]:
-    """Put a list first, and of two lists the one that is read for the last time, which is then overwritten."""
+    """Return the operands with a list first; of two lists the one that is read last, since it is overwritten."""
     if not (call.commutes and plain):
         return operands
     first, second = operands
@@ -114,7 +114,7 @@ def _order_operands(
 
 
 def _fit(graph: Graph, node: Node, call: ForeachCall, operands: Sequence[Any], plain: bool) -> bool:
-    """Whether operands are lists where they have to be, of the dtype of the result, and numbers where they have to be."""
+    """Return whether operands are lists where they must be, of the dtype of the result, and numbers where they must be."""
     vectors = [_is_vector(graph, operand) for operand in operands]
     dtypes = {COMPUTE[graph.nodes[each.index].dtype] for each, vector in zip(operands, vectors, strict=True) if vector}
     if not all(vectors[: len(call.lists)]) or dtypes != {COMPUTE[node.dtype]}:
@@ -123,6 +123,12 @@ def _fit(graph: Graph, node: Node, call: ForeachCall, operands: Sequence[Any], p
 
 
 def takes_scalars(name: str, operands: Sequence[Any], keyword: dict[str, Any]) -> bool:
-    """Whether the foreach function takes these scalars: a scalar on a device only in some places."""
-    given = [*keyword.values(), *(() if FOREACH[name].placed else operands)]
-    return not any(isinstance(value, torch.Tensor) for value in given)
+    """Return whether the foreach function takes these scalars: a scalar on a device only in some positions.
+
+    Args:
+        name: The name of the function.
+        operands: Its operands.
+        keyword: Its keyword argument.
+    """
+    scalars = [*keyword.values(), *(() if FOREACH[name].placed else operands)]
+    return not any(isinstance(value, torch.Tensor) for value in scalars)

@@ -1,4 +1,4 @@
-"""What a form is: one way to run a graph over lists of tensors. `_choice` has the ordered list of them.
+"""The interface of forms: ways to run a graph over lists of tensors. `_choice` has the ordered list of them.
 
 A form for another kind of device is one file with a subclass of `Form`, and one entry in that list.
 """
@@ -24,13 +24,13 @@ Outputs = Sequence[tuple[int, torch.dtype, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a choice of form depends on besides the graph.
+    """The facts besides the graph on which the choice of a form depends.
 
     Attributes:
         device: Where the tensors are.
         setting: The value of `MODULI_KERNELS`.
-        plain: Why the function itself has to run, if it has.
-        seen: Why operations of torch have to run one by one (a dispatch mode watches them, the graph changes too often).
+        plain: Why the function itself has to run; None if it need not.
+        seen: Why operations of torch have to run one by one (a dispatch mode observes them, the graph changes too often), or None.
     """
 
     device: torch.device
@@ -41,16 +41,16 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of a form: a piece of the lists, what is given and where results go.
+    """One call of a form: a piece of the lists, the arguments and the places of results.
 
     Attributes:
         request: The call.
         plan: Its plan.
-        state: Where its lists are; None where the tensors have no memory to look at.
+        state: The addresses of its lists; None if the tensors have no memory.
         piece: The part of the lists that this form runs.
         targets: For each output the tensors that it goes to.
         scalars: The numbers of the graph, on the device of the piece.
-        columns: For each role and output the addresses of the tensors; None where they have none.
+        columns: For each role and output the addresses of the tensors; None if they have none.
         table: The addresses of the columns.
     """
 
@@ -69,7 +69,7 @@ class Work:
         return tensors if len(indices) == self.plan.count else [tensors[i] for i in indices]
 
     def count_versions(self) -> None:
-        """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
+        """Increment the versions of the tensors that a kernel writes, as an in-place operation of torch does."""
         for output, target in zip(self.plan.outputs, self.targets, strict=True):
             if output.kind == "new" or output.role in self.plan.private:
                 continue
@@ -80,18 +80,18 @@ class Work:
 
 
 class Form(ABC):
-    """A graph that is ready to run in one way.
+    """A graph that is ready to run in one form.
 
     Args:
         graph: The graph.
-        outputs: Where its values go.
+        outputs: The places of its values.
         why: Why this form was chosen and no faster one.
 
     Attributes:
-        name: What `explain` and `MODULI_KERNELS` call it.
-        sentence: What it does, for `explain`.
+        name: Its name in `explain` and `MODULI_KERNELS`.
+        sentence: A description for `explain`.
         compiled: Whether it is one pass of compiled code.
-        fallback: The form that runs where this one finds at a call that it can't.
+        fallback: The form that runs if this one can't run a call.
     """
 
     name: ClassVar[str]
@@ -106,18 +106,18 @@ class Form(ABC):
 
     @classmethod
     def concerns(cls, situation: Situation) -> bool:
-        """Whether the form is meant for such tensors at all, so that its absence is worth a reason."""
+        """Return whether the form is meant for such tensors, so that `explain` gives a reason if it is not chosen."""
         return True
 
     @classmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
-        """Return why the form can't run this graph there; None where it can."""
+        """Return why the form can't run this graph there; None if it can."""
         return None
 
     @abstractmethod
     def run(self, work: Work) -> bool:
-        """Run; False, with nothing done, where it turns out that the form can't."""
+        """Run and return True; return False, with nothing done, if the form can't."""
 
     def find_running(self, state: PlanState | None) -> tuple[Form, str]:
-        """Return the form that runs lists in these places, this one or its fallback, and why."""
+        """Return the form that runs lists at these addresses, this one or its fallback, and why."""
         return self, self.why

@@ -25,17 +25,17 @@ _STATIC = (bool, str, type(None), torch.dtype)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A graph, the numbers in it (further scalars of its kernel), what was read to make it, and the forms it was given."""
+    """A graph, the numbers in it (further scalars of its kernel), the values read to trace it, and its forms."""
 
     graph: Graph
     numbers: tuple[float, ...]
     reads: Purity
-    restless: str | None  # what it reads changed so often that compiling it again would not pay
+    restless: str | None  # why it is not compiled again: a value that it reads changes too often
     forms: dict[tuple[Any, ...], Form]
 
 
 class Fused:
-    """A pointwise function that runs over lists of tensors in one pass. Made by `fuse`.
+    """A pointwise function that runs over lists of tensors in one pass. Created by `fuse`.
 
     Example:
         >>> import torch
@@ -86,7 +86,7 @@ class Fused:
 
     @property
     def where(self) -> str:
-        """The function as errors name it."""
+        """The name of the function in errors."""
         return repr(self.name)
 
     def __call__(
@@ -105,7 +105,7 @@ class Fused:
                 another kernel).
             out: Existing storage for the result: a list of tensors or one vector; a tuple of those where the function
                 has several results that are not in place (None in it: new storage).
-            flat: Put each new result into one vector instead of a list of tensors.
+            flat: Whether each new result is one vector instead of a list of tensors.
             offsets: Where each tensor begins in the vectors; one after the other by default.
             **kwargs: Arguments by name.
 
@@ -139,18 +139,18 @@ class Fused:
         norms: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> Bound:
-        """The call with these arguments given; the others, in order, are the arguments of what it returns.
+        """Return a call with these arguments bound; it takes the others, in order.
 
-        The bound call keeps the lists alive and its own decision about them, so several of them do not disturb each
-        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes. Where all that is given
-        here is private, these tensors are looked at once: who changes them makes another bound call.
+        The bound call references the lists and stores its own plans for them, so several of them do not affect each
+        other. It detects changes inside the lists: swapped `.data`, new tensors, other shapes. If all roles that are bound
+        here are private, these tensors are checked once: a caller that changes them has to bind again.
 
         Args:
             *args: The first arguments.
             out: As in a call.
             flat: As in a call.
             offsets: As in a call.
-            norms: Scalars that are the Euclidean norm of a role, found at each call: `{"size": "g"}`.
+            norms: Scalars that are the Euclidean norm of a role, computed at each call: `{"size": "g"}`.
             **kwargs: More arguments by name.
 
         Example:
@@ -166,7 +166,7 @@ class Fused:
         return Bound(self, dict(bound), out, flat, offsets, norms or {})
 
     def explain(self, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Any:
-        """Which form runs for these arguments, and why; nothing is written. See `kernels.explain`.
+        """Return the form that runs for these arguments, and why; nothing is written. See `kernels.explain`.
 
         Example:
             >>> import torch
@@ -188,7 +188,7 @@ class Fused:
         return tuple(bound.arguments.values())
 
     def classify(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
-        """(mark of each argument, roles as lists, scalars). A `whole` scalar is an int, which matters beside integers."""
+        """Return the mark of each argument, roles as lists, and scalars. A `whole` scalar is an int, for integer roles."""
         marks: list[Any] = []
         roles: list[Any] = []
         scalars: list[Any] = []
@@ -208,7 +208,7 @@ class Fused:
         return tuple(marks), roles, scalars
 
     def _convert_unusual(self, position: int, value: Any) -> Any:
-        """An argument as a list, a number or a 0-d tensor on a device."""
+        """Return an argument as a list, a number or a 0-d tensor on a device."""
         name = self.names[position]
         if isinstance(value, torch.Tensor):
             if value.dim() == 0 and not value.dtype.is_complex:
@@ -234,7 +234,7 @@ class Fused:
         )
 
     def trace(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...]) -> Trace:
-        """The graph for these dtypes, and for what the function reads now."""
+        """Return the graph for these dtypes, and for the current values that the function reads."""
         if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
             marks = tuple("scalar" if mark == "whole" else mark for mark in marks)
         earlier = self._traces.get((marks, dtypes), ())
@@ -255,7 +255,7 @@ class Fused:
         return result
 
     def _place(self, graph: Graph, marks: tuple[Any, ...]) -> Graph:
-        """The graph with the roles that returned values overwrite."""
+        """Return the graph with the roles that returned values overwrite."""
         count = len(graph.results)
         if self.inplace and len(self.inplace) != count:
             raise ValueError(
@@ -282,14 +282,14 @@ class Fused:
         return replace(graph, outputs=tuple(outputs))
 
     def name_roles(self, marks: Sequence[Any]) -> list[str]:
-        """The names of the roles, in order."""
+        """Return the names of the roles, in order."""
         return [name for name, mark in zip(self.names, marks, strict=True) if mark == "role"]
 
 
 def fuse(
     fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None = None, private: Iterable[str] = ()
 ) -> Fused:
-    """Make one pass over lists of tensors out of a pointwise function of tensors.
+    """Return a pointwise function of tensors as one pass over lists of tensors.
 
     The function is ordinary Python over torch tensors, one per role, and scalars. It may return new values, or change
     its arguments in place (`p.add_(g, alpha=-lr)`), or both. It is traced once for each combination of dtypes and
@@ -298,9 +298,9 @@ def fuse(
     Args:
         fn: The function.
         inplace: For each returned value the name of the role it overwrites, or None for new storage.
-        private: Names of roles whose tensors are the caller's own, such as moments of an optimizer: no graph of
-            autograd knows them, and no one else makes them. Their versions are not counted up, and they are not asked
-            at every call whether they are views that torch negates lazily. Both cost more than the arithmetic where
+        private: Names of roles whose tensors only the caller uses, such as moments of an optimizer: no graph of
+            autograd refers to them, and no other code creates them. Their versions are not incremented, and they are not checked
+            at every call for views that torch negates lazily. Both cost more than the arithmetic if
             tensors are small.
 
     Returns:

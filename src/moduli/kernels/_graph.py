@@ -1,8 +1,8 @@
-"""The graph of a pointwise function: what the tracer writes and every form reads; and the same function in fewer operations.
+"""The graph of a pointwise function, written by the tracer and read by every form; and its contraction to fewer operations.
 
-For the form that runs operations one by one a product by a number joins the operation that uses it: `x + s*y` is one foreach
-operation, `x + s*(a/b)` and `x + s*(a*b)` are, and `x - r*(y + d*x)`, a step with decoupled weight decay, is two. Compiled forms
-need none of this: there an operation costs no pass.
+For the form that runs operations one by one a product by a number is merged into the operation that uses it: `x + s*y` is one
+foreach operation, `x + s*(a/b)` and `x + s*(a*b)` are, and `x - r*(y + d*x)`, a step with decoupled weight decay, is two.
+Compiled forms need none of this: there an operation costs no pass.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Node:
     overload: Any = field(default=None, compare=False)
 
     def refs(self) -> list[int]:
-        """Positions of the nodes this one reads."""
+        """Return the positions of the nodes that this one reads."""
         return [value.index for _, value in self.args if isinstance(value, Ref)]
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A traced function: its nodes, what it writes and what it returns.
+    """A traced function: its nodes, its outputs and its return values.
 
     `outputs` are the values that leave it, each with the role it overwrites or None: first the `mutated` roles that the
     function changes itself, then what it returns. `results` gives for each returned value the output it is, or the role,
@@ -73,20 +73,20 @@ class Graph:
     role_dtypes: tuple[torch.dtype, ...]
 
     def roots(self) -> set[int]:
-        """Nodes whose values leave the graph, and those that are summed."""
+        """Return the nodes whose values leave the graph, and those that are summed."""
         return {node for node, _ in self.outputs} | {i for i, node in enumerate(self.nodes) if node.op == "sum_square"}
 
     def count_squares(self) -> int:
-        """How many sums of squares the graph has for each tensor."""
+        """Return the number of sums of squares that the graph computes for each tensor."""
         slots = [dict(node.args)["slot"] for node in self.nodes if node.op == "sum_square"]
         return max(slots, default=-1) + 1
 
     def reads_positions(self) -> bool:
-        """Whether a value depends on where in its tensor an element is, so that tensors can't be cut or joined."""
+        """Return whether a value depends on the position of an element, so that tensors can't be split or concatenated."""
         return any(node.op == "stochastic_round" for node in self.nodes)
 
     def find_needed(self) -> list[int]:
-        """Nodes that are needed, in order."""
+        """Return the nodes that are needed, in order."""
         needed: set[int] = set()
         stack = list(self.roots())
         while stack:
@@ -98,9 +98,9 @@ class Graph:
 
 
 def lift_numbers(graph: Graph) -> tuple[Graph, tuple[float, ...]]:
-    """The graph with its floats as further scalars, and those: other numbers are no other kernel.
+    """Return the graph with its floats as further scalars, and these numbers: another number needs no other kernel.
 
-    An exponent stays, since powers such as squares have words of their own.
+    An exponent stays, since powers such as squares have special formulas.
     """
     shift = sum(_is_free(name, value) for node in graph.nodes for name, value in node.args)
     nodes = [
@@ -131,7 +131,7 @@ def _is_free(name: str, value: Any) -> bool:
 
 
 def contract(graph: Graph, placed: frozenset[int]) -> Graph:
-    """The same function in fewer operations. `placed` are scalars on a device: they can't be arguments by name."""
+    """Return the same function in fewer operations. `placed` are scalars on a device: they can't be keyword arguments."""
     return _Contraction(graph, placed).run()
 
 
@@ -157,7 +157,7 @@ class _Contraction:
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _sum(self, index: int) -> None:
-        """`x + s*y`, `x - s*y`, `x + s*(a/b)`, `x - s*(a/b)`."""
+        """Contract `x + s*y`, `x - s*y`, `x + s*(a/b)`, `x - s*(a/b)`."""
         node = self.nodes[index]
         for first, second in self._orders(node):
             outer, rest = self._split_scale(second, node)
@@ -169,7 +169,7 @@ class _Contraction:
                 return
 
     def _put_ratio(self, index: int, first: Ref, rest: Ref, scale: Any) -> bool:
-        """`first + scale*rest`, or minus, where the rest is a ratio; False where it is not."""
+        """Contract `first + scale*rest`, or minus, if the rest is a ratio; return False if it is not."""
         node, ratio = self.nodes[index], self.nodes[rest.index]
         if ratio.op != "div" or len(ratio.args) != 2 or not self._is_used_once(rest, node):
             return False
@@ -183,7 +183,7 @@ class _Contraction:
         return True
 
     def _decay(self, index: int) -> None:
-        """`x - r*(y + d*x)` as `(1 - r*d)*x - r*y`."""
+        """Rewrite `x - r*(y + d*x)` as `(1 - r*d)*x - r*y`."""
         node, args = self.nodes[index], dict(self.nodes[index].args)
         sum_, rate = args["other"], args["alpha"]
         inner = self.nodes[sum_.index]
@@ -202,7 +202,7 @@ class _Contraction:
             self.nodes[index] = replace(node, args=(("self", sum_), ("other", below["self"]), ("alpha", rate)))
 
     def _product(self, index: int) -> None:
-        """`x + s*(a*b)`."""
+        """Contract `x + s*(a*b)`."""
         node, args = self.nodes[index], dict(self.nodes[index].args)
         if args.get("value", 1) != 1 or isinstance(args.get("value", 1), Ref):
             return
@@ -218,19 +218,19 @@ class _Contraction:
         if isinstance(alpha, Ref) or alpha != 1 or not (self._is_vector(first) and self._is_vector(second)):
             return
         both = [(first, second), (second, first)] if node.op == "add" else [(first, second)]
-        # A product first: what remains of a sum with it may still be taken apart by its user.
+        # A product first: its user may still contract the rest of the sum.
         yield from sorted(both, key=lambda pair: self.nodes[pair[1].index].op != "mul")
 
     def _is_vector(self, value: Any) -> bool:
         return isinstance(value, Ref) and self.nodes[value.index].vector
 
     def _is_used_once(self, ref: Ref, user: Node) -> bool:
-        """Whether a value has one use only, and the dtype that its user computes in."""
+        """Return whether a value has one use only, and the dtype that its user computes in."""
         node = self.nodes[ref.index]
         return self.uses[ref.index] == 1 and node.dtype is user.dtype
 
     def _split_scale(self, ref: Any, user: Node) -> tuple[Any, Any]:
-        """(s, y) where a value is s*y, used once; (None, the value) where it is not."""
+        """Return (s, y) if a value is s*y, used once; (None, the value) if it is not."""
         if not self._is_vector(ref) or not self._is_used_once(ref, user) or self.nodes[ref.index].op != "mul":
             return None, ref
         args = dict(self.nodes[ref.index].args)
@@ -242,13 +242,13 @@ class _Contraction:
         return None, ref
 
     def _add(self, op: str, overload: Any, *args: tuple[str, Any]) -> Ref:
-        """One more number."""
+        """Append a scalar node and return its reference."""
         node = Node(op, args, torch.float64, torch.float64, vector=False, overload=overload)
         self.nodes.append(node)
         return Ref(len(self.nodes) - 1)
 
     def _multiply(self, *factors: Any) -> Any:
-        """The product of numbers and scalars; None counts as one."""
+        """Return the product of numbers and scalars; None counts as one."""
         number: Any = 1
         product: Ref | None = None
         for factor in factors:

@@ -1,4 +1,4 @@
-"""Operations of this room for torch, so that a trace meets them as it meets torch's own."""
+"""Operations defined here and registered with torch, so that traces record them like torch's own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LIBRARY: Any = torch.library.Library("moduli", "FRAGMENT")  # type: ignore[no-u
 
 
 def register_pointwise(schema: str, function: Callable[..., torch.Tensor]) -> None:
-    """Register a pointwise operation as `torch.ops.moduli.NAME`, with its meaning in torch's own operations.
+    """Register a pointwise operation as `torch.ops.moduli.NAME`, with an implementation by torch's own operations.
 
     Args:
         schema: The signature, as torch writes it.
-        function: What it computes, on any device.
+        function: Its implementation, for any device.
     """
     _LIBRARY.define(schema, tags=(torch.Tag.pointwise,))
     _LIBRARY.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")

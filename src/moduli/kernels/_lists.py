@@ -1,4 +1,4 @@
-"""Whether lists of tensors look as they did, and where they are now."""
+"""Comparison of lists of tensors with those of an earlier call, and their current addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ListLayout:
         *,
         memory: bool = True,
     ) -> None:
-        """Look at lists, as far as it takes to compare others with them.
+        """Store the layouts of lists.
 
         Args:
             lists: The lists.
@@ -49,7 +49,7 @@ class ListLayout:
         self._blank = array("Q", bytes(8 * sum(self._lengths)))
 
     def find(self, lists: Sequence[Tensors], state: PlanState | None) -> tuple[int, array[int]] | None:
-        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was."""
+        """Return a bit for each list that moved, and the current addresses; None if a tensor differs."""
         if list(map(len, lists)) != self._counts:
             return None
         before = self._blank if state is None else state.addresses
@@ -75,7 +75,7 @@ class ListLayout:
             return 0, now
         if any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
             return None  # a tensor of zeros that was never written, or freed storage
-        return -1, now  # which of them moved is not worth finding out here
+        return -1, now  # the lists that moved are not told apart here
 
 
 def _are_writable(tensors: Tensors) -> bool:
@@ -83,14 +83,14 @@ def _are_writable(tensors: Tensors) -> bool:
 
 
 def count_reach(tensor: torch.Tensor) -> int:
-    """Return the number of elements in memory from the first to the last one of a tensor, with both."""
+    """Return the number of elements in memory from the first to the last one of a tensor, both included."""
     if tensor.numel() == 0 or tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor holds all of its elements; one that was resized may not, and torch reads on."""
+    """Return whether the storage of a tensor holds all of its elements; one that was resized may not, and torch would read on."""
     end = (tensor.storage_offset() + count_reach(tensor)) * tensor.element_size()
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
 
@@ -103,5 +103,5 @@ def _describe(tensors: Tensors) -> list[Any]:
 
 
 def has_moved(moved: int, i: int) -> int:
-    """Whether a list is not where it was; lists beyond the 62nd share a bit."""
+    """Return whether a list has moved; lists beyond the 62nd share a bit."""
     return moved >> min(i, 62) & 1

@@ -1,6 +1,6 @@
-"""Memory: huge pages for large results, operands that may be written over, and memory on a device that is kept from call to call.
+"""Memory: huge pages for large results, temporaries that may be overwritten, and reused buffers on a device.
 
-Kept memory lets a step allocate nothing, so that it can be captured in a graph.
+With reused buffers a step allocates nothing, so that it can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Memory = dict[Any, Any]
 K = TypeVar("K")
 V = TypeVar("V")
 _MOST_ENTRIES = 16
-# From this size on fresh memory is asked for in huge pages.
+# From this size on new memory is requested in huge pages.
 _LARGE = 4 << 20
 
 
@@ -35,8 +35,8 @@ def ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
                 runtime.huge(tensor.data_ptr(), size)
 
 
-# Fresh memory costs more than the arithmetic on it: the system hands it out in pages of 4 KB, each at the price of a fault. An
-# allocator keeps what was freed for the next result, but not where a whole model was freed at once. One mapping in huge pages
+# New memory costs more than the arithmetic on it: the system maps it in pages of 4 KB, each with a page fault. An
+# allocator reuses freed memory for the next result, but not if a whole model was freed at once. One mapping in huge pages
 # has a five-hundredth of the faults.
 _MANY_ELEMENTS = 1 << 22
 _ALIGNMENT = 64
@@ -49,13 +49,13 @@ def allocate_large(tensors: Sequence[torch.Tensor], numel: int) -> list[torch.Te
 
     Args:
         tensors: The others.
-        numel: How many elements they have in all.
+        numel: The total number of their elements.
 
-    Each has a storage of its own, so saving one of them writes that part only, and a version counter of its own. The
-    mapping goes with the last of them.
+    Each has a separate storage, so saving one of them writes that part only, and a separate version counter. The
+    mapping is freed with the last of them.
 
     Returns:
-        The tensors; None where others are better in memory of the allocator: fewer than four million elements, or not plain
+        The tensors; None if the allocator is faster: fewer than four million elements, or not plain
         floating numbers on the CPU.
 
     Example:
@@ -85,10 +85,10 @@ def allocate_large(tensors: Sequence[torch.Tensor], numel: int) -> list[torch.Te
 def find_temporaries(left: Any, right: Any, reflected: bool = False) -> tuple[bool, bool]:
     """Return which operands exist only inside the expression that is being computed, as NumPy elides temporaries.
 
-    It is called by `_binary(self, fn, other, reflected)`, which the operators of a class call. How many references a call adds
-    depends on the interpreter, and on whether tools such as torch.compile watch its frames at this moment, so counts are
-    compared with those of values made on the spot. Where the interpreter does not count a named value more often than a nameless
-    one, the answer is no.
+    It is called by `_binary(self, fn, other, reflected)`, which the operators of a class call. The number of references added by
+    a call depends on the interpreter, and on whether tools such as torch.compile watch its frames at this moment, so counts are
+    compared with those of new values. If the interpreter does not count a named value more often than a nameless
+    one, no operand is a temporary.
 
     Args:
         left: The operand whose method is called.
@@ -140,7 +140,13 @@ def _pass_on(left: Any, right: Any, reflected: bool = False) -> tuple[int, int]:
 
 
 def put_bounded(cache: dict[K, V], key: K, value: V) -> V:
-    """Put an entry into a cache and return it; a full cache is emptied first."""
+    """Put an entry into a cache and return it; a full cache is cleared first.
+
+    Args:
+        cache: The cache.
+        key: The key.
+        value: The value.
+    """
     if len(cache) >= _MOST_ENTRIES:
         cache.clear()
     cache[key] = value
@@ -148,7 +154,7 @@ def put_bounded(cache: dict[K, V], key: K, value: V) -> V:
 
 
 class KeptMemory:
-    """What calls of one kind leave their values in: tensors by any key, one set for each stream."""
+    """Reused buffers for calls of one kind: tensors by any key, one set for each stream."""
 
     __slots__ = ("_waiting",)
 
@@ -157,9 +163,9 @@ class KeptMemory:
 
     @contextmanager
     def open(self, like: torch.Tensor) -> Iterator[Memory]:
-        """The memory for calls on the current stream of a tensor's device.
+        """Yield the buffers for calls on the current stream of a tensor's device.
 
-        It is held by one call at a time: another thread that comes in between begins its own.
+        They are used by one call at a time: a concurrent thread gets a new set.
         """
         waiting = self._waiting.setdefault(_find_order(like), [])
         try:
@@ -171,7 +177,7 @@ class KeptMemory:
 
 
 def _find_order(like: torch.Tensor) -> Any:
-    """What orders calls so that they may share memory: the stream, or the mode of tensors that have no numbers."""
+    """Return the stream, on which calls are ordered so that they may share buffers; the mode of fake tensors for those."""
     if is_fake(like):
         return like.fake_mode  # type: ignore[attr-defined]
     return None if like.device.type == "cpu" else torch.accelerator.current_stream(like.device).stream_id
@@ -193,10 +199,10 @@ def _count_uses(tensor: torch.Tensor) -> int:
 
 
 class pause_collection:
-    """A block in which Python looks for no cycles of garbage; reference counts free the rest as ever.
+    """A context in which Python's garbage collector is off; reference counting still frees memory.
 
-    Thousands of objects that are made to be kept would have it look through all of a program, which takes longer than to make
-    them, and finalizers of others would run in between.
+    Thousands of new long-lived objects would trigger collections of the whole program, which take longer than to create
+    them, and finalizers of other libraries would run in between.
 
     Example:
         >>> import gc

@@ -1,7 +1,7 @@
-"""The table of operations: each is one formula, which every language writes in its own words.
+"""The table of operations: each is one formula, from which code in every language is generated.
 
 A formula is Python over the arguments of a node, which are text (`ExpressionText`), so that it writes an expression: in C, in
-Triton, or in Python for numbers of the host. An operation that is not here runs as torch runs it.
+Triton, or in Python for scalars on the host. An operation that is not here runs as torch runs it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FUNCTIONS_2 = ["fmod", "hypot", "atan2", "copysign"]
 
 
 class NoFormError(Exception):
-    """A graph that a language has no words for; the message says which part."""
+    """A graph that can't be expressed in a language; the message says which part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How one language writes types, numbers, functions and choices: as terms that hold text."""
+    """The syntax of types, numbers, functions and choices in one language, as text templates."""
 
     types: dict[torch.dtype, str]
     cast: str  # a value in another type that is not the one of truth values
@@ -39,24 +39,36 @@ class Language:
     write_call: Callable[[str, str, str], str]
 
     def name_type(self, dtype: torch.dtype) -> str:
-        """The type in which values of this dtype are computed."""
+        """Return the type in which values of this dtype are computed."""
         if COMPUTE.get(dtype) not in self.types:
             raise NoFormError(f"values of dtype {str(dtype).removeprefix('torch.')}")
         return self.types[COMPUTE[dtype]]
 
     def convert(self, graph: Graph, index: int, kind: str) -> str:
-        """The value of a node in another type."""
+        """Return the value of a node in another type, as text.
+
+        Args:
+            graph: The graph.
+            index: The position of the node.
+            kind: The type.
+        """
         if self.name_type(graph.nodes[index].dtype) == kind:
             return f"t{index}"
         return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast.format(f"t{index}", kind)
 
     def read(self, graph: Graph, value: Any, kind: str) -> ExpressionText:
-        """The value of a node, or a number, for a formula."""
+        """Return the value of a node, or a number, for a formula.
+
+        Args:
+            graph: The graph.
+            value: A reference to the node, or a number.
+            kind: The type.
+        """
         text = self.convert(graph, value.index, kind) if isinstance(value, Ref) else self.write_number(value, kind)
         return ExpressionText(self, kind, text)
 
     def take(self, value: Any, kind: str) -> str:
-        """The text of a term, or of a number in a formula."""
+        """Return the text of a term, or of a number in a formula."""
         if isinstance(value, ExpressionText):
             return value.text
         if kind == self.types[torch.bool] and not isinstance(value, bool):
@@ -64,19 +76,19 @@ class Language:
         return self.write_number(value, kind)
 
     def call(self, name: str, kind: str, *args: Any) -> ExpressionText:
-        """One of the functions."""
-        given = ", ".join(self.take(value, kind) for value in args)
-        return ExpressionText(self, kind, self.write_call(name, kind, given))
+        """Return a call of one of the functions."""
+        arguments = ", ".join(self.take(value, kind) for value in args)
+        return ExpressionText(self, kind, self.write_call(name, kind, arguments))
 
     def round_by_chance(self, dtype: torch.dtype | None, kind: str, *args: Any) -> ExpressionText:
-        """Round a value to a dtype by chance, from the value, a salt, a seed and a step."""
+        """Return a value rounded stochastically to a dtype, from the value, a salt, a seed and a step."""
         if not self.stochastic:
             raise NoFormError("stochastic rounding of numbers of the host")
-        given = ", ".join(self.take(value, kind) for value in args)
-        return ExpressionText(self, kind, self.stochastic.format(str(dtype).removeprefix("torch."), given))
+        arguments = ", ".join(self.take(value, kind) for value in args)
+        return ExpressionText(self, kind, self.stochastic.format(str(dtype).removeprefix("torch."), arguments))
 
     def choose(self, kind: str, *values: Any) -> ExpressionText:
-        """By a condition, one of two values."""
+        """Return one of two values, by a condition."""
         return ExpressionText(self, kind, self.choice.format(*(self.take(value, kind) for value in values)))
 
 
@@ -156,7 +168,13 @@ TRITON = Language(
 
 
 def write_node(language: Language, graph: Graph, node: Node) -> str:
-    """The expression of a constant, a cast or an operation, in the type of its own dtype."""
+    """Return the expression of a constant, a cast or an operation, in the type of its own dtype.
+
+    Args:
+        language: The language.
+        graph: The graph.
+        node: The node.
+    """
     args, own = dict(node.args), language.name_type(node.dtype)
     if node.op in ("constant", "cast"):
         source = args["value" if node.op == "constant" else "self"]
@@ -174,7 +192,7 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
 
 
 class NodeArguments:
-    """The arguments of one node, as a formula sees them: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
+    """The arguments of one node, for its formula: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
 
     def __init__(self, language: Language, graph: Graph, node: Node) -> None:
         self.node = node
@@ -185,7 +203,7 @@ class NodeArguments:
         self.round_by_chance = partial(language.round_by_chance, self.given.get("dtype"), self._kind)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument in the type that the node computes in."""
+        """Return an argument in the type that the node computes in."""
         return self._read(name, self._kind)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -202,7 +220,7 @@ class NodeArguments:
         return self["other"]
 
     def truth(self, name: str) -> Any:
-        """An argument as a truth value."""
+        """Return an argument as a truth value."""
         return self._read(name, self._language.name_type(torch.bool))
 
     def _read(self, name: str, kind: Any) -> Any:
@@ -212,16 +230,16 @@ class NodeArguments:
         return self._language.read(self._graph, value, kind)
 
     def constant(self, name: str) -> Any:
-        """The argument itself if it is a constant, otherwise None."""
+        """Return the argument itself if it is a constant, otherwise None."""
         value = self.given.get(name)
         return None if isinstance(value, Ref) else value
 
     def max(self, a: Any, b: Any) -> Any:
-        """The larger of two values; a NaN wins."""
+        """Return the larger of two values; NaN if one is."""
         return self.choose((a > b) | (a != a), a, b)
 
     def min(self, a: Any, b: Any) -> Any:
-        """The smaller of two values; a NaN wins."""
+        """Return the smaller of two values; NaN if one is."""
         return self.choose((a < b) | (a != a), a, b)
 
 
@@ -241,7 +259,7 @@ def _mul(e: Any) -> Any:
 
 
 def _find_remainder(e: Any) -> tuple[Any, Any]:
-    """The remainder of the sign of the dividend, and whether its sign is not that of the divisor."""
+    """Return the remainder with the sign of the dividend, and whether that differs from the sign of the divisor."""
     rest = e.fmod(e.x, e.y)
     return rest, (rest != 0) & ((e.y < 0) != (rest < 0))
 
@@ -354,7 +372,7 @@ OPERATIONS |= {
     "nan_to_num": _nan_to_num,
     "silu": lambda e: e.x / (1 + e.exp(-e.x)),
     "relu": lambda e: e.max(e.x, 0),
-    # Questions and choices.
+    # Predicates and choices.
     "eq": lambda e: e.x == e.y,
     "ne": lambda e: e.x != e.y,
     "lt": lambda e: e.x < e.y,

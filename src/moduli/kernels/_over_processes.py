@@ -1,4 +1,4 @@
-"""Reductions over the lists of several processes, each of which holds other shards."""
+"""Reductions over the lists of several processes, each of which has other shards."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 Lists = Sequence[Sequence[torch.Tensor]]
 _PEAKS = ("amax", "largest")
 
-# The process group (None for all processes), and for each tensor of a list whether this process counts it.
+# The process group (None for all processes), and for each tensor of a list whether this process includes it in sums.
 scope: ContextVar[tuple[Any, Sequence[bool]] | None] = ContextVar("reducing over processes", default=None)
 
 
 @contextmanager
 def reducing_over(group: Any, counted: Sequence[bool]) -> Iterator[None]:
-    """A block in which reductions are over the lists of all processes of a group, each of which holds other pieces.
+    """Have reductions in a block be over the lists of all processes of a group, each of which has other shards.
 
     Args:
         group: The processes; None for all.
-        counted: For each position of the lists whether this process counts its tensor: of a tensor that several have, one
+        counted: For each position of the lists whether this process includes its tensor: if several processes have it, one
             does.
 
     Example:
@@ -39,7 +39,7 @@ def reducing_over(group: Any, counted: Sequence[bool]) -> Iterator[None]:
 
 
 def over_processes() -> tuple[Any, Sequence[bool]] | None:
-    """The group and the flags of the block around this call, see `reducing_over`; None outside one.
+    """Return the group and the flags of the enclosing block, see `reducing_over`; None outside one.
 
     Example:
         >>> from moduli import kernels
@@ -50,13 +50,13 @@ def over_processes() -> tuple[Any, Sequence[bool]] | None:
 
 
 def reduce_counted(reduce: Callable[..., torch.Tensor], kind: str, lists: Lists, scale: float) -> torch.Tensor:
-    """Reduce what this process counts, then over the processes of the block around this call.
+    """Return the reduction over the tensors that this process counts, and then over processes.
 
     Args:
         reduce: Reduces lists of this process.
         kind: The reduction.
         lists: The lists.
-        scale: What elements are multiplied by.
+        scale: A factor of the elements.
     """
     group, counted = scope.get() or (None, ())
     flags = [True] * len(lists[0]) if all(counted) else counted

@@ -1,4 +1,4 @@
-"""The form that all others equal: the function itself, tensor by tensor."""
+"""The form that defines the results of all others: the function itself, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -33,9 +33,15 @@ class PlainForm(Form):
 
 
 def run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
-    """Run the function over these elements of the lists, in order. A target without a tensor is given the value itself.
+    """Run the function over these elements of the lists, in order. A target of None is replaced by the value itself.
 
-    Of tensors whose operations may fail everything is computed before anything is written.
+    For tensors whose operations may fail, everything is computed before anything is written.
+
+    Args:
+        request: The call.
+        plan: Its plan.
+        targets: For each output the tensors that it is written to.
+        indices: The positions in the lists.
     """
     fused, marks = request.fused, request.marks
     for group in [[i] for i in indices] if plan.opaque is None else [indices]:
@@ -56,12 +62,12 @@ def run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices:
 
 
 def _apply(request: Request, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call the function on one tensor per role: the outputs of its graph.
+    """Return the outputs of the graph, by a call of the function on one tensor per role.
 
-    Roles that the function changes are given as clones, so that nothing is changed before everything was computed.
+    Roles that the function changes are passed as clones, so that nothing is changed before everything was computed.
     """
     shape = tensors[0].shape
-    # A tensor without axes would promote with numbers as no other does.
+    # A 0-d tensor would promote with scalars differently.
     alike = all(tensor.shape == shape for tensor in tensors) and shape != ()
     changed = [role for _, role in graph.outputs[: graph.mutated] if role is not None]
     roles = []
@@ -91,7 +97,15 @@ def _wrap_numbers(scalars: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Se
 
 
 def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:
-    """The function itself, for torch.compile, torch.func and forward mode, which see its operations."""
+    """Return the result of the function itself, for torch.compile, torch.func and forward mode, which trace its operations.
+
+    Args:
+        fused: The function.
+        args: Its arguments.
+        out: As in a call; must be None.
+        flat: As in a call.
+        offsets: As in a call; must be None.
+    """
     if out is not None or offsets is not None:
         raise ValueError(
             f"{fused.where} was called with out= or offsets= inside torch.compile or a torch.func transform; call it "
@@ -116,5 +130,5 @@ def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offset
 
 
 def arrange_results(values: Sequence[Any], single: bool) -> Any:
-    """Return values as a function returns them: the only one itself, several as a tuple, None where there are none."""
+    """Return values as a function returns them: a single one itself, several as a tuple, None if there are none."""
     return values[0] if single else tuple(values) or None

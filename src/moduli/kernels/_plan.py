@@ -1,7 +1,7 @@
-"""What to do with given lists: checked and decided once, then looked up.
+"""Plans of calls: lists are checked and decisions made once, then looked up.
 
-A plan holds no tensor. It remembers what the lists looked like, the addresses of the last call, and for each part of the
-lists the form that runs it. `locate` looks for overlaps where lists moved.
+A plan references no tensor. It stores the layouts of the lists, the addresses of the last call, and for each part of the
+lists the form that runs it. `locate` checks for overlaps if lists moved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_PLANS = 8
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where one value of the function goes, and the dtype of each tensor there.
+    """The place of one value of the function, and the dtype of each tensor there.
 
     `kind` is `role` (over role `role`), `given` (storage that was given) or `new`.
     """
@@ -35,7 +35,7 @@ class Output:
     kind: str
     dtypes: list[torch.dtype]
     role: int | None = None
-    vector: torch.dtype | None = None  # of one new vector for all of them
+    vector: torch.dtype | None = None  # the dtype of one new vector for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Piece:
     starts: array[int]  # of each run among all elements, and the end
     device: torch.device
     numbers: tuple[float, ...] = ()  # further scalars of its graph
-    cache: dict[str, Any] = field(default_factory=dict)  # what the form keeps for lists of these shapes
+    cache: dict[str, Any] = field(default_factory=dict)  # data of the form for lists of these shapes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """Where the lists were at the last call: replaced as a whole, never changed, so threads may share it."""
+    """The addresses of the lists at the last call: replaced as a whole, never changed, so threads may share it."""
 
     addresses: array[int]
     columns: list[Addresses]  # of the runs
@@ -66,19 +66,19 @@ class PlanState:
 
 @dataclass(slots=True, eq=False)
 class CallPlan:
-    """One decision. The lists it looks at are the roles, then the storage that was given, a vector as a list of one."""
+    """A plan. Its lists are the roles, then the storage passed as `out`, a vector split into a list."""
 
     key: tuple[Any, ...]
     layout: ListLayout
     reads: list[Purity]
     graph: Graph  # for the dtypes of the first tensor
     outputs: list[Output]
-    private: frozenset[int]  # the roles whose tensors are the caller's own: autograd is not told that they are written
+    private: frozenset[int]  # the roles whose versions are not incremented when they are written
     written: list[int]  # the lists that are written
     sizes: list[int]
     end: int  # of the last tensor in a vector
     device: torch.device
-    opaque: str | None  # why the tensors have no memory to look at
+    opaque: str | None  # why the tensors have no readable memory, or None
     runs: Runs
     pieces: list[Piece] = field(default_factory=list)
     strides: list[tuple[int, ...]] = field(default_factory=list)
@@ -86,9 +86,9 @@ class CallPlan:
     state: PlanState | None = None
     allocates: bool = field(init=False)  # whether some output is new at every call
     only_read: list[int] = field(init=False)  # the roles that are not written
-    count: int = field(init=False)  # of tensors in each list
-    roles: int = field(init=False)  # how many of the lists are roles
-    squares: int = field(init=False)  # how many sums of squares are found for each tensor
+    count: int = field(init=False)  # the number of tensors in each list
+    roles: int = field(init=False)  # the number of lists that are roles
+    squares: int = field(init=False)  # the number of sums of squares for each tensor
 
     def __post_init__(self) -> None:
         self.count, self.roles = len(self.sizes), self.graph.roles
@@ -113,7 +113,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What is written, sorted and disjoint, with the position of each range in its list."""
+    """The written address ranges, sorted and disjoint, with the position of each in its list."""
 
     begin: Addresses
     end: Addresses
@@ -121,7 +121,14 @@ class Ranges:
 
 
 def locate(plan: CallPlan, before: PlanState | None, moved: int, now: array[int]) -> PlanState:
-    """Return the state after lists have moved from `before`, and publish it: whether anything written overlaps anything else."""
+    """Return the state after lists have moved from `before`, with a check for overlaps, and store it in the plan.
+
+    Args:
+        plan: The plan.
+        before: The state before; None for a new plan.
+        moved: A bit for each list that moved.
+        now: The current addresses.
+    """
     if before is not None and moved == 0:
         return before
     columns = plan.runs.follow(list(np.frombuffer(now, np.uint64).reshape(-1, plan.count)))
@@ -138,17 +145,23 @@ def locate(plan: CallPlan, before: PlanState | None, moved: int, now: array[int]
 
 
 def make_tables(plan: CallPlan, columns: list[Addresses], targets: Sequence[Sequence[torch.Tensor]]) -> Tables:
-    """The tables of lists at these addresses, and of new outputs, whose tensors are the targets."""
+    """Return the address tables of each piece, for lists at these addresses and new outputs.
+
+    Args:
+        plan: The plan.
+        columns: The addresses of each list.
+        targets: The tensors of each output, of which those of new outputs are used.
+    """
     new = [
         np.array([tensor.data_ptr() for tensor in target], np.uint64)
         for output, target in zip(plan.outputs, targets, strict=False)
         if output.kind == "new"
     ]
-    given, fresh = iter(columns[plan.roles :]), iter(plan.runs.follow(new, len(columns)))
+    storage, fresh = iter(columns[plan.roles :]), iter(plan.runs.follow(new, len(columns)))
     every = columns[: plan.roles]
     for output in plan.outputs:
         every.append(
-            columns[output.role] if output.role is not None else next(given if output.kind == "given" else fresh)
+            columns[output.role] if output.role is not None else next(storage if output.kind == "given" else fresh)
         )
     tables = []
     for piece in plan.pieces:
@@ -158,7 +171,7 @@ def make_tables(plan: CallPlan, columns: list[Addresses], targets: Sequence[Sequ
 
 
 def _sort_written(plan: CallPlan, columns: Sequence[Addresses]) -> Ranges | None:
-    """What is written, or None where it overlaps itself."""
+    """Return the written ranges, or None if they overlap each other."""
     written = plan.written
     if not written:
         nothing = np.empty(0, np.uint64)
@@ -173,7 +186,7 @@ def _sort_written(plan: CallPlan, columns: Sequence[Addresses]) -> Ranges | None
 
 
 def _clash(ranges: Ranges, start: Addresses, length: Addresses) -> str:
-    """How a list that is read meets what is written: `apart`, `exact` (the same tensor i only), or `overlap`."""
+    """Return how a list that is read overlaps the written ranges: `apart`, `exact` (the same tensor i only), or `overlap`."""
     if ranges.begin.size == 0:
         return "apart"
     place = np.searchsorted(ranges.end, start, side="right")

@@ -1,4 +1,4 @@
-"""Making a plan: how each part of the lists runs, where results go, and what a later call is compared with."""
+"""Making a plan: the form of each part of the lists, the places of results, and the layout that later calls are compared with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Signatures = dict[tuple[Any, ...], list[int]]
 
 
 def prepare(request: Request) -> CallPlan:
-    """Check the lists and decide how each part of them runs."""
+    """Check the lists and return a plan with the form of each part."""
     fused, roles = request.fused, request.roles
     check_lists(request)
     signatures = _group_tensors(request)
@@ -75,7 +75,7 @@ def _group_tensors(request: Request) -> Signatures:
 
 
 def _describe_lists(request: Request, written: list[int], private: frozenset[int], memory: bool) -> ListLayout:
-    """Return what later lists are compared with; private ones need not be asked whether they are lazy views."""
+    """Return the layout that later lists are compared with; private lists are not checked for lazy views."""
     runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
     watched = [i for i in range(len(request.lists)) if i not in private]
     frozen = () if torch.is_inference_mode_enabled() else [i for i in written if i in watched]
@@ -84,7 +84,7 @@ def _describe_lists(request: Request, written: list[int], private: frozenset[int
 
 
 def _find_loose(request: Request, plan: CallPlan, memory: bool) -> list[int]:
-    """Describe the tensors as runs, in the plan, and return the positions of those that are not worth it."""
+    """Store the runs of the tensors in the plan, and return the positions of tensors with too many runs."""
     if plan.opaque is not None:
         return []
     new = [output for output in plan.outputs if output.kind == "new"]
@@ -145,7 +145,7 @@ def _find_form(
 
 
 def _place_outputs(request: Request, traces: dict[tuple[Any, ...], Trace], signatures: Signatures) -> list[Output]:
-    """Where each value goes, and the dtype of the storage of each tensor."""
+    """Return the place of each value, and the dtype of the storage of each tensor."""
     storage = iter(request.lists[len(request.roles) :])
     free = iter(request.outs)
     outputs: list[Output] = []

@@ -1,10 +1,10 @@
-"""What a traced function may read besides its arguments, and whether that is as it was.
+"""The values that a traced function reads besides its arguments, and the check that they have not changed.
 
-A graph holds what the function read as numbers. So a function that is to be fused is **pure**: it reads its arguments, plain
+A graph has these values as constants. So a function that is to be fused is **pure**: it reads its arguments, plain
 attributes of `self` (numbers, strings, bools, None, dtypes, tuples of those), and names of its module or of the function around
-it that stand for modules, functions (under the same rule), classes or constants. `self` is replaced by a `SelfRecorder` while the
-function is traced, names are looked up in its code. What was read is compared at every call; anything else (a dictionary of
-settings, an object) is a `problem`, and the function runs as it is.
+it that refer to modules, functions (under the same rule), classes or constants. `self` is replaced by a `SelfRecorder` while the
+function is traced; names are looked up in its code. The values are compared at every call; anything else (a dictionary of
+settings, an object) is a `problem`, and the function runs unfused.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from .._torch import find_namespace
 from . import _backend
 from ._runtime import Names, Runtime, look_up
 
-_MISSING = NotImplemented  # no program keeps it
+_MISSING = NotImplemented  # no program stores it under a name
 _CONSTANTS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype, enum.Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(NotImplemented)),
 )
-# The numbers of tensors can't enter a graph: the tracer refuses to read them.
+# The values of tensors can't enter a graph: the tracer raises if they are read.
 _OPERATIONS = (torch.Tensor, torch.Generator, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 _LIBRARIES = frozenset({"torch", "numpy", "math", "cmath", "operator", "builtins", "itertools", "functools", "typing"})
 _HIDES = frozenset({"globals", "locals", "vars", "eval", "exec"})
 
 
 def is_of_library(name: str | None) -> bool:
-    """Whether a module is one of those whose functions read nothing that a program changes."""
+    """Return whether a module is one of those whose functions read nothing that a program changes."""
     return name is not None and name.partition(".")[0] in _LIBRARIES
 
 
 class Purity:
-    """The values that a function read besides its arguments, where they are, and why not all of them can be compared."""
+    """The values that a function read besides its arguments, their names, and why not all of them can be compared."""
 
     def __init__(self) -> None:
-        #: Why the function is not pure, if it is not.
+        #: Why the function is not pure; None if it is.
         self.problem: str | None = None
-        #: By holder (a dictionary, or an object whose attribute it is) and name: the value, and words about it.
+        #: By holder (a dictionary, or an object whose attribute it is) and name: the value, and a description.
         self._places: dict[tuple[int, str], tuple[Any, Any, str]] = {}
         self._seen: dict[int, Any] = {}
         self._dtype = torch.get_default_dtype()
         self._names: Names | None = None
 
     def is_stale(self) -> bool:
-        """Whether what was read is not as it was, or can't be compared."""
+        """Return whether a value has changed, or can't be compared."""
         return self.problem is not None or self.find_change() is not None
 
     def find_change(self) -> str | None:
-        """Return what is not as it was, in words; None where everything is. Every call asks."""
+        """Return a description of a value that has changed; None if none has. Called at every call."""
         find_changed, arguments = self.get_comparison()
         names = self._names
         while names is not None and (i := find_changed(*arguments)) >= 0:
@@ -70,7 +70,7 @@ class Purity:
         return None if torch.get_default_dtype() is self._dtype else "the default dtype"
 
     def get_comparison(self) -> tuple[Callable[..., int], tuple[int, ...]]:
-        """Return a function with its arguments that gives -1 where all values are the objects they were."""
+        """Return a function with its arguments that returns -1 if all values are the same objects."""
         if self._names is None:
             shared = _backend.runtime()
             places = [(holder, name, value) for (_, name), (holder, value, _) in self._places.items()]
@@ -78,17 +78,30 @@ class Purity:
         return self._names.get_comparison()
 
     def note(self, holder: Any, name: str, words: str, names: frozenset[str]) -> Any:
-        """Have what is found under a name compared from now on, check it, and return it."""
-        known = self._places.get((id(holder), name))
-        if known is not None:
-            return known[1]
+        """Return the value of a name; check it, and compare it at later calls.
+
+        Args:
+            holder: A dictionary, or an object.
+            name: The key, or attribute.
+            words: A description of it.
+            names: The names that the code may look up in the value.
+        """
+        noted = self._places.get((id(holder), name))
+        if noted is not None:
+            return noted[1]
         value = look_up(holder, name, _MISSING)
         self._places[id(holder), name] = (holder, value, words)
         self.check(value, words, names)
         return value
 
     def check(self, value: Any, words: str, names: frozenset[str]) -> None:
-        """See whether a value may be read; `names` are those that the code may look up in it."""
+        """Set `problem` if a value may not be read.
+
+        Args:
+            value: The value.
+            words: A description of it.
+            names: The names that the code may look up in it.
+        """
         if isinstance(value, _CONSTANTS + _OPERATIONS) or self.problem is not None:
             return
         if isinstance(value, tuple | frozenset):
@@ -111,13 +124,13 @@ class Purity:
 
     @staticmethod
     def _is_operation(value: Any) -> bool:
-        """Whether a value is a function written in C or an operation of torch, which read nothing else."""
+        """Return whether a value is a function written in C or an operation of torch, which read nothing else."""
         if isinstance(value, types.BuiltinFunctionType):
             return value.__self__ is None or isinstance(value.__self__, types.ModuleType | type)
         return type(value).__module__.partition(".")[0] in ("torch", "typing") and callable(value)
 
     def _check_namespace(self, space: Any, names: frozenset[str]) -> None:
-        """Note what the code may look up in a module or a class."""
+        """Note the names that the code may look up in a module or a class."""
         if isinstance(space, types.ModuleType):
             if not is_of_library(space.__name__):
                 for name in names & vars(space).keys():
@@ -130,7 +143,7 @@ class Purity:
                     self.note(get_namespace(kind), name, f"{kind.__name__}.{name}", names)
 
     def check_function(self, function: types.FunctionType) -> None:
-        """Note what the code of a function names, and that of the functions in it."""
+        """Note the names in the code of a function, and of the functions in it."""
         if id(function) in self._seen or is_of_library(function.__module__):
             return
         self._seen[id(function)] = function
@@ -145,7 +158,7 @@ class Purity:
                 self.note(space, name, f"{where}.{name}", names)
             elif name in _HIDES and hasattr(builtins, name) and self.problem is None:
                 self.problem = f"{where} uses {name}, and what it reads by it is not known"
-        for name in names & sys.modules.keys():  # which it may import
+        for name in names & sys.modules.keys():  # modules that it may import
             self._check_namespace(sys.modules[name], names)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.note(cell, "cell_contents", f"{where}.{name}", names)
@@ -159,12 +172,12 @@ class _SelfRecorderType(type):
 
 
 class SelfRecorder(metaclass=_SelfRecorderType):
-    """The object that is passed as `self` while a method is traced; it notes what is read from the object it stands for.
+    """A proxy that is passed as `self` while a method is traced; it notes the attributes that are read from the object.
 
     Args:
         target: The object.
-        purity: Where it is noted.
-        given: Attributes that have other values while it is traced.
+        purity: The notes.
+        given: Attributes that are replaced while it is traced.
 
     Example:
         >>> from moduli.kernels import SelfRecorder
@@ -187,24 +200,24 @@ class SelfRecorder(metaclass=_SelfRecorderType):
 
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__(self, "__dict__")
-        target, purity, given = own["target"], own["purity"], own["given"]
+        target, purity, replaced = own["target"], own["purity"], own["given"]
         kind = type(target)
         if name == "__class__":
             return kind
-        if name in given:
-            return given[name]
+        if name in replaced:
+            return replaced[name]
         words = f"{kind.__name__}.{name}"
-        found: Any = _MISSING
+        attribute: Any = _MISSING
         for base in kind.__mro__:
-            if not is_of_library(base.__module__):  # one that the class gets later hides that of its base
-                found = purity.note(get_namespace(base), name, words, frozenset())
+            if not is_of_library(base.__module__):  # an attribute added to the class later would hide that of its base
+                attribute = purity.note(get_namespace(base), name, words, frozenset())
             elif name in vars(base):
-                found = vars(base)[name]
-            if found is not _MISSING:
+                attribute = vars(base)[name]
+            if attribute is not _MISSING:
                 break
-        if isinstance(found, property):
-            return found.fget(self)  # type: ignore[misc]
-        if isinstance(found, types.MemberDescriptorType):
+        if isinstance(attribute, property):
+            return attribute.fget(self)  # type: ignore[misc]
+        if isinstance(attribute, types.MemberDescriptorType):
             return purity.note(target, name, words, frozenset())
         value = (
             _MISSING
@@ -213,12 +226,12 @@ class SelfRecorder(metaclass=_SelfRecorderType):
         )
         if value is not _MISSING:
             return value
-        if found is _MISSING:
+        if attribute is _MISSING:
             getter = getattr(kind, "__getattr__", None)
             return getattr(target, name) if getter is None else types.MethodType(getter, self)(name)
-        if isinstance(found, staticmethod | classmethod):
-            return found.__get__(None, kind)
-        return types.MethodType(found, self) if isinstance(found, types.FunctionType) else found
+        if isinstance(attribute, staticmethod | classmethod):
+            return attribute.__get__(None, kind)
+        return types.MethodType(attribute, self) if isinstance(attribute, types.FunctionType) else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = object.__getattribute__(self, "__dict__")
@@ -231,7 +244,7 @@ class SelfRecorder(metaclass=_SelfRecorderType):
 
 
 def make_pure(fn: Callable[..., Any], purity: Purity) -> Callable[..., Any]:
-    """Return the function as it is traced: objects that it is a method of are replaced by recorders."""
+    """Return the function to trace: objects whose method it is are replaced by recorders."""
     if hasattr(fn, "record_with"):
         return fn.record_with(purity)  # type: ignore[no-any-return]
     if isinstance(fn, types.FunctionType):
@@ -247,15 +260,15 @@ def make_pure(fn: Callable[..., Any], purity: Purity) -> Callable[..., Any]:
 
 
 def _equal(now: Any, value: Any) -> bool:
-    """Whether two objects are the same plain value; what is not a plain value is the same by identity only."""
+    """Return whether two objects are the same plain value; other objects are never equal."""
     if type(now) is not type(value) or not isinstance(now, _CONSTANTS):
         return False
-    # By its text a float is told from one of the other sign, and a NaN is itself.
+    # As text, 0.0 differs from -0.0, and NaN equals itself.
     return repr(now) == repr(value) if isinstance(now, float) else bool(now == value)
 
 
 def get_namespace(kind: type) -> Any:
-    """Return the dictionary of a class, or the view of it where it is hidden."""
+    """Return the dictionary of a class, or its read-only view if the dictionary is not accessible."""
     space = find_namespace(kind)
     return kind.__dict__ if space is None else space
 
@@ -270,7 +283,7 @@ def list_globals(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def list_names(code: types.CodeType) -> frozenset[str]:
-    """Return the names and strings in the code and in functions inside it: what it may look up in a namespace."""
+    """Return the names and strings in the code and in functions inside it, which it may look up in a namespace."""
     inner = [list_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     texts = (each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
     return frozenset(code.co_names).union(texts, *inner)

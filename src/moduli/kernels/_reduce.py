@@ -1,4 +1,4 @@
-"""Reductions over lists: one number from many tensors, accumulated in double; also of tensors that processes hold in pieces."""
+"""Reductions over lists: one number from many tensors, accumulated in double; also of sharded tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._runtime import CODES, KINDS, READ_ERRORS, Runtime
 from ._torch_reduce import join_numbers, reduce_on_device, reduce_without_compiler
 from ._triton import find_problem, reduce_lists
 
-# Between them neither squares nor their sum have overflowed or lost digits.
+# For sums of squares in this range nothing has overflowed or underflowed.
 _SMALLEST, _LARGEST = 1e-280, 1e300
 _SIGNED = ("sum", "dot", "amax")
 _SETTING = "MODULI_KERNELS"
@@ -35,7 +35,7 @@ _NORMS = {1: "absolutes", 2: "norm", math.inf: "largest"}
 
 
 def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    r"""The sum of all elements of all tensors, $\sum_i \sum_k x_{ik}$.
+    r"""Return the sum of all elements of all tensors, $\sum_i \sum_k x_{ik}$.
 
     Compensated (Knuth's TwoSum), so that cancellation costs no digits, and with the same bits on every run.
 
@@ -66,7 +66,7 @@ def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
-    r"""The inner product of two lists, $\sum_i \sum_k \overline{x_{ik}}\, y_{ik}$.
+    r"""Return the inner product of two lists, $\sum_i \sum_k \overline{x_{ik}}\, y_{ik}$.
 
     Products and sums are compensated, so that cancellation costs no digits.
 
@@ -110,9 +110,9 @@ def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
-    r"""The norm of all elements of all tensors, $\bigl(\sum_i \sum_k |x_{ik}|^p\bigr)^{1/p}$ for p = 1, 2 or infinity.
+    r"""Return the norm of all elements of all tensors, $\bigl(\sum_i \sum_k |x_{ik}|^p\bigr)^{1/p}$ for p = 1, 2 or infinity.
 
-    Where squares would overflow or vanish, elements are scaled first.
+    If squares would overflow or underflow, elements are scaled first.
 
     Args:
         tensors: A list of tensors.
@@ -142,7 +142,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    r"""The largest element of all tensors, $\max_{ik} x_{ik}$; NaN if any element is.
+    r"""Return the largest element of all tensors, $\max_{ik} x_{ik}$; NaN if any element is.
 
     Args:
         tensors: A list of tensors with at least one element between them.
@@ -169,7 +169,7 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _try_unchecked(kind: str, lists: Lists) -> torch.Tensor | None:
-    """Reduce by compiled code, whose reader checks the tensors; None where there is more to check."""
+    """Reduce by compiled code, whose reader checks the tensors; return None if more checks are needed."""
     return None if torch.is_grad_enabled() or scope.get() is not None else _try_compiled(kind, lists)
 
 
@@ -180,7 +180,7 @@ def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tens
 
 
 def _check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, sharded ones gathered; raise where they are not tensors or need a graph."""
+    """Return the tensors, sharded ones gathered; raise if they are not tensors or need a graph."""
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: element {i} is a {type(tensor).__name__}, not a tensor")
@@ -189,12 +189,12 @@ def _check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Ten
                 f"{name}: tensor {i} requires grad and grad mode is on, but a reduction over lists records no graph. "
                 "Call it under torch.no_grad(), or use torch's own reductions"
             )
-    # An optimizer reduces the pieces that processes hold, see `reducing_over`; what others give is put together.
+    # An optimizer reduces local shards, see `reducing_over`; sharded tensors of other callers are gathered.
     return [tensor.full_tensor() if is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]
 
 
 def _are_complex(name: str, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether they are complex; a mixture is refused where a pass over real parts would pair the wrong things."""
+    """Return whether the tensors are complex; raise TypeError for a mixture, whose real parts would be paired wrongly."""
     kinds = set(map(torch.is_complex, tensors))
     if len(kinds) > 1:
         raise TypeError(f"{name}: some tensors are complex and some are not; convert them to one kind")
@@ -224,7 +224,7 @@ def _reduce(kind: str, lists: Lists, scale: float = 1.0) -> torch.Tensor:
 
 
 def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors whose storage was resized to nothing, which torch would read."""
+    """Raise RuntimeError for tensors whose storage was resized to nothing, which torch would read."""
     if set(map(_PLACE, tensors)) <= {(torch.device("cpu"), torch.strided)} and set(map(type, tensors)) <= set(_TYPES):
         for i, tensor in enumerate(tensors):
             if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
@@ -234,9 +234,9 @@ def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _reduce_on_device(kind: str, lists: Lists) -> torch.Tensor:
-    """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
+    """Reduce by a few launches for all tensors, without reading back; sums are those of torch on this device."""
     devices = list(dict.fromkeys(map(_DEVICE, lists[0])))
-    if len(devices) > 1:  # one number of each, brought to the first that is not the host
+    if len(devices) > 1:  # one number of each, copied to the first that is not the host
         numbers = []
         for device in devices:
             part = [
@@ -260,7 +260,7 @@ def _chooses_triton(device: torch.device) -> bool:
 
 
 class CompiledReduction:
-    """Compiled reductions of lists that look like some lists; it does not hold the lists."""
+    """A compiled reduction of lists with given layouts; it does not reference the lists."""
 
     __slots__ = ("_arrays", "_blank", "_codes", "_elements", "_partial", "_places", "_runtime", "counts")
 
@@ -276,7 +276,13 @@ class CompiledReduction:
         self._blank, self._partial = bytes(8 * len(sizes) * len(lists)), bytes(16 * max(firsts[-1], 1))
 
     def try_run(self, kind: str, lists: tuple[tuple[torch.Tensor, ...], ...], scale: float) -> float | None:
-        """Reduce lists; None where they do not look as those that it was made for."""
+        """Return the reduction of lists; None if their layouts differ.
+
+        Args:
+            kind: The reduction.
+            lists: The lists.
+            scale: A factor of the elements.
+        """
         runtime, now = self._runtime, array("Q", self._blank)
         lengths, facts, base = self._arrays[0].buffer_info()[0], self._arrays[1].buffer_info()[0], now.buffer_info()[0]
         try:
@@ -289,7 +295,13 @@ class CompiledReduction:
         return self.run_at(kind, base, scale)
 
     def run_at(self, kind: str, base: int, scale: float = 1.0) -> float:
-        """Reduce lists that look as those that it was made for, whose addresses are in a table, one list after the other."""
+        """Return the reduction of lists whose addresses are in a table, one list after the other.
+
+        Args:
+            kind: The reduction.
+            base: The address of the table.
+            scale: A factor of the elements.
+        """
         codes, count, partial = self._codes, self.counts[0], array("d", self._partial)
         second, sizes, firsts = base + 8 * count * (len(codes) - 1), *self._places
         threads = 1 if self._elements < 2 * _backend.GRAIN else _backend.threads(self._elements)
@@ -302,11 +314,11 @@ class CompiledReduction:
 _compiled: dict[tuple[int, ...], CompiledReduction] = {}
 
 
-def _try_compiled(kind: str, given: Lists, scale: float = 1.0) -> torch.Tensor | None:
-    """Reduce by compiled code; None where it can't take the lists, or where they are to be checked first."""
-    if not given[0] or is_transformed() or has_dispatch_mode() or (_SETTING in environ and not _may_compile()):
+def _try_compiled(kind: str, tensors: Lists, scale: float = 1.0) -> torch.Tensor | None:
+    """Reduce by compiled code; return None if it can't take the lists, or if they have to be checked first."""
+    if not tensors[0] or is_transformed() or has_dispatch_mode() or (_SETTING in environ and not _may_compile()):
         return None
-    lists = tuple(map(tuple, given))
+    lists = tuple(map(tuple, tensors))
     key = tuple(map(len, lists))
     reduction = _compiled.get(key)
     result = None if reduction is None else reduction.try_run(kind, lists, scale)
@@ -327,7 +339,7 @@ def _may_compile() -> bool:
 
 
 def are_plain(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
-    """Whether lists have tensors of the same sizes, each list those of one dtype, contiguous on the CPU."""
+    """Return whether lists have tensors of the same sizes, each list of one dtype, contiguous on the CPU."""
     if explain_opaque(lists) is not None or len({tuple(map(torch.numel, tensors)) for tensors in lists}) > 1:
         return False
     return all(
@@ -358,7 +370,7 @@ def _find_root(reduce: Callable[[str, float], Any]) -> Any:
 
 
 def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether some of their numbers can't be read without waiting for a device, or at all."""
+    """Return whether some values can't be read without waiting for a device, or at all."""
     return not {device.type for device in set(map(_DEVICE, tensors))} <= {"cpu", "meta"} or any(
         map(is_fake, tensors[:1])
     )

@@ -1,4 +1,4 @@
-"""Tensors as runs of elements that lie side by side, so that one loop takes dense tensors and blocks of matrices."""
+"""Tensors as runs of adjacent elements, so that one loop takes dense tensors and blocks of matrices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from ._lists import Tensors, count_reach
 
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
-# More rows are not worth a loop each: so many of one element, and as many times more of rows up to so wide.
+# The largest number of rows that are worth a loop each: for rows of one element, and the width up to which it grows with the width.
 _MOST_ROWS, _WIDE = 1 << 12, 16
 _START = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Tensors as runs of elements that lie side by side: a dense tensor is one, a block of a matrix one for each row.
+    """Tensors as runs of adjacent elements: a dense tensor is one, a block of a matrix one for each row.
 
-    For each run its tensor, its elements, and for each list (roles, then outputs whose storage is given, then new ones) how
+    For each run its tensor, its number of elements, and for each list (roles, then outputs with storage, then new ones) how
     many bytes after the address of this tensor it begins.
     """
 
@@ -30,32 +30,32 @@ class Runs:
     shifts: Sequence[Any]
 
     def follow(self, columns: Sequence[Addresses], first: int = 0) -> list[Addresses]:
-        """The address of each run of some lists, from one on."""
+        """Return the address of each run of some lists, starting with list `first`."""
         return [column[self.owner] + shift for column, shift in zip(columns, self.shifts[first:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One tensor as runs: the elements of each, and for each list where they begin, in elements."""
+    """One tensor as runs: the number of elements of each, and for each list their starts, in elements."""
 
     width: int
     starts: list[Any]
 
     @property
     def count(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self.starts[0])
 
 
 def find_rows(
     lists: Sequence[Tensors], strides: Sequence[tuple[int, ...]], new: int, flat: bool
 ) -> tuple[list[Rows], list[int]]:
-    """Cut each tensor into runs.
+    """Split each tensor into runs.
 
     Args:
         lists: The lists.
         strides: The strides of each tensor of a new output.
-        new: How many outputs are new.
+        new: The number of new outputs.
         flat: Whether they are vectors, which are filled in the order of reading.
 
     Returns:
@@ -85,7 +85,7 @@ def _cut_tensor(tensors: Sequence[torch.Tensor], own: tuple[int, ...], new: int,
 
 
 def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> Rows | None:
-    """(elements side by side in all of these layouts, for each where they begin); None where that is not worth a loop."""
+    """Return the number of elements adjacent in all of these layouts, and the starts for each; None if there are too many runs."""
     width, axes = 1, len(shape)
     while axes and all(shape[axes - 1] == 1 or own[axes - 1] == width for own in strides):
         axes -= 1
@@ -120,8 +120,8 @@ def measure_extents(tensors: Tensors, rows: Sequence[Rows]) -> Addresses:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element.
+    """Return the number of bytes from the first to the last element.
 
-    A tensor that is not contiguous gets one byte more: its range must never pass for "exactly the same elements".
+    A tensor that is not contiguous gets one byte more: its range must never equal that of "exactly the same elements".
     """
     return count_reach(tensor) * tensor.element_size() + (not tensor.is_contiguous() and tensor.numel() > 0)

@@ -1,4 +1,4 @@
-"""The C that every kernel shares, with its functions typed: reading tensors off lists, comparing names, reductions."""
+"""The C functions shared by all kernels, with their types: reading tensors from lists, comparing names, reductions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._emit_c import HALF, HEADERS
 
 CODES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 KINDS = {"sum": 0, "dot": 1, "squares": 2, "absolutes": 3, "amax": 4, "largest": 5, "norm": 6}
-#: What torch's reader raises for tensors that it can't describe.
+#: The errors of torch's reader for tensors that it can't describe.
 READ_ERRORS = (RuntimeError, BufferError, TypeError)
 
 _ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -54,7 +54,7 @@ class Runtime:
         self.python = 0 if self._reader is None else self._reader.buffer_info()[0]
 
     def facts(self, lists: Lists) -> array[int] | None:
-        """Return what these tensors look like, for `compare`; None where the reader can't take them."""
+        """Return the layouts of these tensors, for `compare`; None if the reader can't take them."""
         axes = sum(tensor.dim() for tensors in lists for tensor in tensors)
         count = sum(map(len, lists))
         facts = array("q", bytes(8 * max(1, 2 * count + 2 * axes)))
@@ -65,44 +65,57 @@ class Runtime:
     def compare(
         self, lists: Lists, lengths: array[int], facts: array[int], before: array[int]
     ) -> tuple[int, array[int]]:
-        """Return -1 where a tensor is not what it was, else a bit for each list that moved; and the addresses now."""
+        """Return -1 if a tensor differs, else a bit for each list that moved; and the current addresses.
+
+        Args:
+            lists: The lists.
+            lengths: Their lengths.
+            facts: The layouts to compare with.
+            before: The addresses to compare with.
+        """
         now = array("Q", bytes(8 * len(before)))
         return self._call(lists, lengths, facts.buffer_info()[0], None, now, before), now
 
     def _call(self, lists: Sequence[Any], lengths: array[int], known: Any, facts: Any, *places: array[int]) -> int:
         if not self.python:
             return -1
-        held, addresses = tuple(lists), [place.buffer_info()[0] for place in (lengths, *places)]
+        arguments, addresses = tuple(lists), [place.buffer_info()[0] for place in (lengths, *places)]
         try:
-            return int(self.read(held, len(held), addresses[0], self.python, known, facts, *addresses[1:]))
+            return int(self.read(arguments, len(arguments), addresses[0], self.python, known, facts, *addresses[1:]))
         except READ_ERRORS:
             return -1
 
 
 def load_runtime() -> Runtime:
-    """Build the shared library, or find it in the cache."""
+    """Return the shared library, built or from the cache."""
     source = Path(__file__).with_name("_runtime.c").read_text(encoding="utf-8")
     exported = ["moduli_read", "moduli_bind", "moduli_same", "moduli_huge", "moduli_reduce"]
     return Runtime(build(HEADERS + HALF + source, exported))
 
 
 def look_up(holder: Any, name: str, none: Any) -> Any:
-    """Return an entry of a dictionary, or an attribute of another object; `none` where there is none."""
+    """Return an entry of a dictionary, or an attribute of another object; `none` if there is none.
+
+    Args:
+        holder: The dictionary, or the object.
+        name: The key, or attribute.
+        none: The value for a missing one.
+    """
     if isinstance(holder, dict | MappingProxyType):
         return holder.get(name, none)
     try:
         return getattr(holder, name, none)
-    except ValueError:  # a variable of the function around it that is not assigned
+    except ValueError:  # an unassigned variable of an enclosing function
         return none
 
 
 class Names:
-    """Names and the objects that they stood for, to be compared in one call.
+    """Names and the objects that they referred to, to be compared in one call.
 
     Args:
         runtime: The compiled reader, if there is one.
         places: For each name its holder (a dictionary, or an object whose attribute it is), the name and the object; the
-            marker `none` where there was none.
+            marker `none` if there was none.
         none: The marker.
     """
 
@@ -119,26 +132,26 @@ class Names:
         self._arguments = (len(places), 0 if runtime is None else runtime.python, *addresses)
 
     def get_comparison(self) -> tuple[Callable[..., int], tuple[int, ...]]:
-        """Return a function with its arguments that gives the position of a name that stands for another object now, or -1."""
+        """Return a function with its arguments that returns the position of a name with another object, or -1."""
         return (self._compare, ()) if self._runtime is None else (self._runtime.same, self._arguments)
 
     def _compare(self) -> int:
         return next((i for i, place in enumerate(self._places) if self.look(i) is not place[2]), -1)
 
     def look(self, i: int) -> Any:
-        """Return what a name stands for now."""
+        """Return the current object of a name."""
         holder, name, _ = self._places[i]
         return look_up(holder, name, self._none)
 
     def update(self, i: int, value: Any) -> None:
-        """Compare with this object from now on: it is equal to the one before."""
+        """Compare with this object, which is equal to the one before, from now on."""
         holder, name, _ = self._places[i]
-        self._places[i] = (holder, name, value)  # held, so that its address stays its own
+        self._places[i] = (holder, name, value)  # referenced, so that its address is not reused
         self._arrays[2][i] = id(value)
 
 
 class WarmTable(ctypes.Structure):
-    """`m_warm` of the C file: what the lists of a warm call are compared with."""
+    """`m_warm` of the C file: the data that the lists of a warm call are compared with."""
 
     _fields_ = (
         *((name, _INTEGER) for name in ("count", "n")),

@@ -16,7 +16,7 @@ from ._operations import PYTHON, NoFormError, write_node
 
 
 def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
-    """The scalar nodes that follow from scalars which are tensors on a device."""
+    """Return the scalar nodes that are computed from scalars which are tensors on a device."""
     placed: set[int] = set()
     for index in graph.find_needed() if any(tensors) else ():
         node = graph.nodes[index]
@@ -27,41 +27,41 @@ def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
 
 
 class ScalarPart:
-    """Scalar nodes of a graph in order, those that are not placed on a device as Python expressions."""
+    """The scalar nodes of a graph in order; those that are not computed on a device as Python expressions."""
 
     def __init__(self, graph: Graph, indices: Sequence[int], placed: frozenset[int] = frozenset()) -> None:
         self._placed = placed
         self._steps = [(index, graph.nodes[index], _compile(graph, graph.nodes[index])) for index in indices]
 
     def evaluate(self, scalars: Sequence[Any], memory: Memory | None = None) -> dict[int, Any]:
-        """The values: Python numbers, and 0-d tensors where they are placed on a device.
+        """Return the values: Python numbers, and 0-d tensors for those computed on a device.
 
-        Those lie in `memory`, if it is given, and are overwritten by the next call that is given it.
+        With `memory` these tensors are its buffers, which the next call with it overwrites.
         """
         values: dict[int, Any] = {}
         for index, node, code in self._steps:
             args = dict(node.args)
             if node.op == "scalar":
-                found = scalars[args["position"]]
+                value = scalars[args["position"]]
             elif node.op in ("constant", "cast"):
                 source = args["value" if node.op == "constant" else "self"]
-                found = values[source.index] if isinstance(source, Ref) else source
-                if isinstance(found, torch.Tensor):
-                    found = found if node.dtype is torch.float64 else found.to(node.dtype)
+                value = values[source.index] if isinstance(source, Ref) else source
+                if isinstance(value, torch.Tensor):
+                    value = value if node.dtype is torch.float64 else value.to(node.dtype)
                 elif node.dtype is not torch.float64:
-                    found = run_outside(_round_number, found, node.dtype)
+                    value = run_outside(_round_number, value, node.dtype)
             elif index in self._placed:
-                found = apply_node(node, values.__getitem__, None if memory is None else memory.get(index))
+                value = apply_node(node, values.__getitem__, None if memory is None else memory.get(index))
                 if memory is not None:
-                    memory[index] = found
+                    memory[index] = value
             else:
-                found = _compute(code, node, values)
-            values[index] = found
+                value = _compute(code, node, values)
+            values[index] = value
         return values
 
 
 def _compile(graph: Graph, node: Node) -> Any:
-    """An operation as Python; None where it has no word for it."""
+    """Return an operation as Python code; None if it can't be expressed."""
     try:
         return compile(write_node(PYTHON, graph, node), f"<{node.op}>", "eval") if node.overload is not None else None
     except NoFormError:
@@ -73,7 +73,7 @@ def _compute(code: Any, node: Node, values: dict[int, Any]) -> Any:
         if code is not None:
             return eval(code, {"math": math}, {f"t{index}": values[index] for index in node.refs()})
     except (ArithmeticError, ValueError):
-        pass  # what Python refuses, a division by zero, is done as torch does it
+        pass  # errors of Python, such as a division by zero, have a result in torch
     return run_outside(apply_node, node, values.__getitem__).item()
 
 
@@ -82,16 +82,22 @@ def _round_number(value: Any, dtype: torch.dtype) -> Any:
 
 
 def apply_node(node: Node, read: Callable[[int], Any], out: torch.Tensor | None = None) -> torch.Tensor:
-    """One operation of the graph by torch, with the values that `read` gives for its operands; into `out`, if it can."""
-    given = dict(node.args)
+    """Return the result of one operation of the graph by torch.
+
+    Args:
+        node: The node.
+        read: Returns the value of an operand.
+        out: The buffer for the result, if the operation takes one.
+    """
+    arguments = dict(node.args)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     function: Any = node.overload
     into: Any = None if out is None else _find_out(node.overload)
     for argument in node.overload._schema.arguments:
-        if argument.name not in given:
+        if argument.name not in arguments:
             continue
-        value = given[argument.name]
+        value = arguments[argument.name]
         if isinstance(value, Ref):
             value = read(value.index)
             if "Tensor" in str(argument.type):
@@ -101,7 +107,7 @@ def apply_node(node: Node, read: Callable[[int], Any], out: torch.Tensor | None 
                 if value.device.type == "cpu":
                     value = value.item()
                 else:
-                    function = into = getattr(torch, node.op)  # of the overloads it takes the one for tensors
+                    function = into = getattr(torch, node.op)  # it chooses the overload for tensors
         if argument.kwarg_only:
             keywords[argument.name] = value
         else:
@@ -109,17 +115,17 @@ def apply_node(node: Node, read: Callable[[int], Any], out: torch.Tensor | None 
     if out is not None and into is not None:
         function, keywords = into, {**keywords, "out": out}
     result: Any = function(*positional, **keywords)
-    found: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    return found
+    tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
 
 
 @cache
 def _find_out(overload: Any) -> Any:
-    """The overload that takes the same arguments and memory for its result; None where there is none."""
+    """Return the overload with the same arguments and `out`; None if there is none."""
     wanted = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
     for name in overload.overloadpacket.overloads():
-        found = getattr(overload.overloadpacket, name)
-        arguments = [(a.name, str(a.type)) for a in found._schema.arguments if not a.is_out]
-        if arguments == wanted and len(found._schema.arguments) == len(arguments) + 1:
-            return found
+        candidate = getattr(overload.overloadpacket, name)
+        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments if not a.is_out]
+        if arguments == wanted and len(candidate._schema.arguments) == len(arguments) + 1:
+            return candidate
     return None

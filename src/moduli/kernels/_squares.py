@@ -1,4 +1,4 @@
-"""Sums of squares of values inside a pass: norms of what a fused function computes, without a pass of their own.
+"""Sums of squares inside a pass: norms of values in a fused function, without a separate pass.
 
 `record_square(x, slot)` in a fused function adds the squares of a value to a sum of each tensor, in double precision. A bound call
 has the sums of its last call as `Bound.squares`, a tensor with a row for each tensor and a column for each slot.
@@ -44,7 +44,7 @@ def record_square(x: Tensor, slot: int) -> None:
 
 @contextmanager
 def collect_squares(row: Tensor | None) -> Iterator[None]:
-    """Have values that are recorded in the block, as torch computes them, added to a row of sums; None for no sums."""
+    """Have torch's version of `record_square` add to a row of sums in a block; None for no sums."""
     before = getattr(_collecting, "row", None)
     _collecting.row = row
     try:
@@ -61,7 +61,7 @@ def _compute(x: Tensor, slot: int) -> Tensor:
 
 
 class PartialSquares:
-    """The sums that the threads of a kernel left behind its scalars, which are added up when they are read.
+    """The sums that the threads of a kernel stored behind its scalars; they are added when they are read.
 
     Args:
         numbers: The scalars, then the sums by thread, run and slot.
@@ -81,27 +81,27 @@ class PartialSquares:
         self._numbers, self._start, self._shape = numbers, start, shape
 
     def read(self) -> Tensor:
-        """Return the sums by run and slot; of whole tensors, which are one run each."""
+        """Return the sums by run and slot; for whole tensors, which are one run each."""
         return torch.from_numpy(np.frombuffer(self._numbers)[self._start :].reshape(self._shape).sum(0))
 
 
 def add_runs(squares: Tensor | None, partial: Any, indices: Any, owner: Any) -> None:
-    """Add the sums that threads found for each run to those of the tensors.
+    """Add the sums of each run, by thread, to those of the tensors.
 
     Args:
         squares: The sums by tensor and slot, of the call.
         partial: The sums by thread, run and slot.
         indices: The positions of the tensors of the piece.
-        owner: For each run of the piece the position of its tensor; None where each tensor is one run.
+        owner: For each run of the piece the position of its tensor; None if each tensor is one run.
     """
     if squares is None:
         raise RuntimeError("a kernel found sums of squares for a call that has no place for them")
-    found = partial.sum(0)
+    sums = partial.sum(0)
     table = squares.numpy()
     if owner is None:
-        table[list(indices)] += found
+        table[list(indices)] += sums
     else:
-        np.add.at(table, owner, found)
+        np.add.at(table, owner, sums)
 
 
 register_pointwise("sum_square(Tensor self, int slot) -> Tensor", _compute)

@@ -1,9 +1,9 @@
-"""Stochastic rounding to half precision: one operation that every form of a pass draws alike.
+"""Stochastic rounding to half precision: one operation, with equal results in every form of a pass.
 
-A value between two numbers of a narrow dtype becomes one of them by chance, the nearer one more often, so that it is right on
-average. The chance is a hash of four numbers: the position of the element in its tensor, in the order of memory, a seed, the
-number of the step, and a second value of the same element, by which tensors of one size differ. It needs no memory and no
-generator, and a resumed run draws what an uninterrupted one draws.
+A value between two numbers of a narrow dtype is rounded to one of them at random, to the nearer one more often, so that the mean
+is right. The random number is a hash of four numbers: the position of the element in its tensor, in the order of memory, a seed,
+the number of the step, and a second value of the same element, which differs between tensors of one size. It needs no memory and no
+generator, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def stochastic_float16(x, salt, seed, step, at):
 def round_stochastically(
     x: Tensor, salt: Tensor, seed: Tensor | float, step: Tensor | float, dtype: torch.dtype
 ) -> Tensor:
-    """Round values in single precision to numbers of a narrower dtype, up or down by chance, so that they are right on average.
+    """Return values of single precision rounded to a narrower dtype, up or down at random, so that the mean is right.
 
     Args:
         x: The values, float32.
@@ -113,7 +113,7 @@ def round_stochastically(
 
 
 def _compute(x: Tensor, salt: Tensor, seed: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
-    """The operation by torch's own: integers of 64 bits, of which the lower 32 count."""
+    """Return the result by torch's operations: 64-bit integers, of which the lower 32 bits count."""
     position = torch.empty_like(salt, dtype=torch.int64)
     count = torch.arange(x.numel(), device=x.device)
     position.as_strided((x.numel(),), (1,)).copy_(count)  # in the order of memory: strides are those of a dense tensor

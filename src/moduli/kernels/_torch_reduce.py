@@ -1,6 +1,6 @@
-"""Reductions without a kernel of one's own, by torch operations.
+"""Reductions without a compiled kernel, by torch operations.
 
-On the host they are error-free transformations on blocks; on a device the lists are copied to one vector, whose memory is kept, for
+On the host they are error-free transformations on blocks; on a device the lists are copied to one vector, a reused buffer, for
 torch's own reduction of it.
 """
 
@@ -21,17 +21,17 @@ _DTYPE, _LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 _NARROW = (torch.float16, torch.bfloat16)
 _PEAKS = ("amax", "largest")
 _ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
-# By what the lists look like: lists of gradients, of parameters and of updates share one vector.
+# Buffers by the layout of lists: lists of gradients, of parameters and of updates share one vector.
 _kept: dict[tuple[Any, ...], KeptMemory] = {}
 
 
 def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
-    """The elements in vectors of double precision, small tensors together: each operation costs the same for few numbers."""
+    """Yield the elements in vectors of double precision, small tensors together, since an operation has a fixed cost."""
     rows = [_flatten(tensors) for tensors in lists]
     double = torch.float32 if rows[0] and rows[0][0].device.type == "mps" else torch.float64
     if any(len(set(map(_DTYPE, row))) > 1 for row in rows):
         rows = [[flat.to(double) for flat in row] for row in rows]
-    # Memory that the next block uses again: fresh memory costs more than the sum.
+    # Buffers for all blocks: new memory costs more than the sum.
     into = [row[0].new_empty(_BLOCK, dtype=double) for row in rows if row]
     for start, end in _group(list(map(torch.numel, rows[0]))):
         vectors = [row[start] if end == start + 1 else torch.cat(row[start:end]) for row in rows]
@@ -40,7 +40,7 @@ def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tens
 
 
 def _group(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut tensors of these sizes into groups of at most a block, or of one tensor: where each begins and ends."""
+    """Yield the start and end of groups of tensors: at most a block of elements, or one tensor."""
     start = total = 0
     for i, size in enumerate([*sizes, _BLOCK]):
         if i > start and total + size > _BLOCK:
@@ -72,7 +72,7 @@ def _two_product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _fold(x: torch.Tensor, lost: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of a vector as a 0-d total and a 0-d error, halving it again and again; `lost` are errors from before."""
+    """Return the sum of a vector as a 0-d total and a 0-d error, by repeated halving; `lost` are earlier errors."""
     error = x.new_zeros(()) if lost is None else lost.sum()
     while x.numel() > 1:
         half = x.numel() // 2
@@ -84,9 +84,15 @@ def _fold(x: torch.Tensor, lost: torch.Tensor | None = None) -> tuple[torch.Tens
 
 
 def reduce_without_compiler(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float) -> torch.Tensor:
-    """Reduce without a compiler; the kinds are those of the compiled reductions."""
-    # Products of single precision are exact in double, and so nearly are sums of a block of them: what is lost is far below
-    # what the result is rounded to.
+    """Return a reduction by torch operations; the kinds are those of the compiled reductions.
+
+    Args:
+        kind: The reduction.
+        lists: The lists.
+        scale: A factor of the elements.
+    """
+    # Products of single precision are exact in double, and sums of a block of them nearly so: the error is far below
+    # the precision of the result.
     single = {dtype for tensors in lists for dtype in map(_DTYPE, tensors)} <= {*_NARROW, torch.float32}
     parts = [part for block in _blocks(lists) for part in _reduce_block(kind, block, scale, single)]
     if not parts:
@@ -100,7 +106,7 @@ def reduce_without_compiler(kind: str, lists: Sequence[Sequence[torch.Tensor]], 
 
 
 def _reduce_block(kind: str, block: Sequence[torch.Tensor], scale: float, single: bool) -> Sequence[torch.Tensor]:
-    """Return the result for one block, or its sum and the error of that. `single`: its numbers were of single precision."""
+    """Return the result for one block, or its sum and the error of that. `single`: the elements were of single precision."""
     x = block[0]
     if kind in _PEAKS:
         return [(x if kind == "amax" else x.abs()).amax()]
@@ -116,13 +122,13 @@ def _reduce_block(kind: str, block: Sequence[torch.Tensor], scale: float, single
 
 
 def reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """Two launches, three for a dot product or squares, however many tensors there are; nothing is read back or allocated."""
+    """Return a reduction by two launches, three for a dot product or squares; nothing is read back or allocated."""
     first = lists[0][0]
     shapes = tuple([tensor.shape for tensor in lists[0]])
     dtype = _choose_dtype(kind, lists[0])
     key = (first.device, dtype, len(lists), shapes)
-    kept = _kept.get(key) or put_bounded(_kept, key, KeptMemory())
-    with torch.no_grad(), kept.open(first) as memory:
+    buffers = _kept.get(key) or put_bounded(_kept, key, KeptMemory())
+    with torch.no_grad(), buffers.open(first) as memory:
         vectors = [_fill(memory, place, tensors, shapes, dtype) for place, tensors in enumerate(lists)]
         result = take_result(memory, first.device)
         if kind in _ORDERS:
@@ -144,7 +150,7 @@ def _choose_dtype(kind: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
 def _fill(
     memory: Memory, place: int, tensors: Sequence[torch.Tensor], shapes: Sequence[torch.Size], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A list as one vector."""
+    """Return a list copied to one vector."""
     if place not in memory:
         sizes = [shape.numel() for shape in shapes]
         vector = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
@@ -155,9 +161,15 @@ def _fill(
     return vector  # type: ignore[no-any-return]
 
 
-def join_numbers(kind: str, found: Sequence[torch.Tensor], home: torch.device) -> torch.Tensor:
-    """What devices found, as one number on one of them. Numbers of the host go there as arguments of a launch."""
-    every = torch.stack([number if number.device == home else _bring(number, home) for number in found])
+def join_numbers(kind: str, results: Sequence[torch.Tensor], home: torch.device) -> torch.Tensor:
+    """Return the results of several devices combined to one number on one of them, without waiting for it.
+
+    Args:
+        kind: The reduction.
+        results: The results; those of the host are passed as arguments of a launch.
+        home: The device.
+    """
+    every = torch.stack([number if number.device == home else _bring(number, home) for number in results])
     if kind == "norm":
         joined: torch.Tensor = torch.linalg.vector_norm(every)
         return joined

@@ -1,4 +1,4 @@
-"""From a Python function to its graph: run it once on stand-ins and write down what torch was asked to do."""
+"""Tracing: a Python function is run once on placeholders, and the operations that reach torch are recorded as a graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._purity import Purity, make_pure
 aten = torch.ops.aten
 _NAN = float("nan")
 
-# Whole-tensor aliases: the result is the same cell, so a later change in place is seen through both.
+# Whole-tensor aliases: the result has the same cell, so a later change in place applies to both.
 _ALIASES = {"detach", "alias", "view", "_unsafe_view", "_reshape_alias", "expand", "lift_fresh", "lift"}
 # Their values, or the arguments that are.
 _FACTORIES: dict[str, Any] = {"zero": 0, "fill": "value", "scalar_tensor": "s"}
@@ -54,14 +54,14 @@ class NotPointwiseError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class _Cell:
-    """What a tensor holds now. Whole-tensor aliases share one cell."""
+    """The current value of a tensor, as a node. Whole-tensor aliases share one cell."""
 
     node: int
     role: int | None = None
 
 
 class _NoReads(TorchFunctionMode):
-    """Refuses to turn a stand-in into a Python number: the trace would remember the number, not the argument."""
+    """Raises if a placeholder is converted to a Python number: the graph would have the number, not the argument."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _NoReads(TorchFunctionMode):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down each operation that reaches torch while the function runs."""
+    """Records each operation that reaches torch while the function runs."""
 
     def __init__(self, where: str, shape: tuple[int, ...], salt: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,15 +88,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.salt = salt
         self.nodes: list[Node] = []
         self.cells: dict[int, _Cell] = {}
-        self.keep: list[torch.Tensor] = []  # an id is only a name while its tensor lives
+        self.keep: list[torch.Tensor] = []  # an id is only unique while its tensor lives
         self.sentinels: dict[float, int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the guard against torch.compile imports all of it, for a second and a half
+        return False  # torch's check for its compiler imports all of it, in 1.5 seconds
 
     def run(self, fn: Callable[..., Any], marks: Sequence[Any], dtypes: Sequence[torch.dtype]) -> Graph:
-        """Call the function on stand-ins for its arguments."""
+        """Return the graph of a function, by a call on placeholders.
+
+        Args:
+            fn: The function.
+            marks: The marks of its arguments, from `Fused.classify`.
+            dtypes: The dtypes of the roles.
+        """
         roles = [self._make_role(role, dtype) for role, dtype in enumerate(dtypes)]
         # Beside a floating role a 0-d double promotes as a Python number does; beside integers only the default dtype does.
         floating = any(kind.is_floating_point or kind.is_complex for kind in dtypes)
@@ -106,7 +112,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cells = [self.cells[id(role)] for role in roles]
         before = [cell.node for cell in cells]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of deprecated calls in fn once more when fn itself runs
+            warnings.simplefilter("ignore")  # torch repeats warnings of fn when fn itself runs
             with self, _NoReads(self.where):
                 result = fn(*fill_arguments(marks, roles, scalars))
         changed = {role: cell.node for role, cell in enumerate(cells) if cell.node != before[role]}
@@ -141,7 +147,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.own(torch.tensor(number, dtype=dtype, device="cpu"), _Cell(node))
 
     def _list_results(self, result: Any) -> Sequence[torch.Tensor]:
-        """Return the tensors that the function returned; raise where one is not one value per element."""
+        """Return the tensors that the function returned; raise if one is not one value per element."""
         results = list_results(result)
         if not isinstance(results, list | tuple) or not all(isinstance(value, torch.Tensor) for value in results):
             kind = type(result).__name__
@@ -164,7 +170,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return NotPointwiseError(f"{self.where} uses aten.{name}, which is not pointwise: {why}")
 
     def read(self, value: Any, name: str) -> Any:
-        """An argument of an operation as the graph knows it."""
+        """Return an argument of an operation as it is stored in the graph."""
         if isinstance(value, torch.Tensor):
             cell = self.cells.get(id(value))
             if cell is None:
@@ -200,7 +206,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _scalar(self, tensor: torch.Tensor) -> float | int:
-        # torch reads a 0-d tensor given where a number is expected (`alpha=lr`); the number returned is a name for it.
+        # torch reads a 0-d tensor where a number is expected (`alpha=lr`); the returned number identifies it.
         node = self.read(tensor, "_local_scalar_dense").index
         dtype = self.nodes[node].dtype
         if self.nodes[node].vector or dtype is torch.bool or dtype.is_complex:
@@ -227,7 +233,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, name: str, bound: dict[str, Any], result: torch.Tensor) -> _Cell:
         source: Any = bound.get("self")
-        # A number that the function made a tensor of itself, `torch.tensor(0.5)`.
+        # A number that the function converts to a tensor, `torch.tensor(0.5)`.
         wrapped = name.startswith("lift") and id(source) not in self.cells and source.dim() == 0
         if name in _ALIASES and not wrapped:
             self.read(source, name)
@@ -259,7 +265,13 @@ def _find_compared(bound: dict[str, Any]) -> torch.dtype:
 
 
 def fill_arguments(marks: Sequence[Any], roles: Iterable[Any], scalars: Iterable[Any]) -> list[Any]:
-    """Return the arguments of a function that is marked as `Fused.classify` does it."""
+    """Return the arguments of a function by the marks of `Fused.classify`.
+
+    Args:
+        marks: The marks.
+        roles: The values of the roles.
+        scalars: The values of the scalars.
+    """
     every_role, every_scalar = iter(roles), iter(scalars)
     return [
         next(every_role) if mark == "role" else next(every_scalar) if isinstance(mark, str) else mark[1]
@@ -268,12 +280,12 @@ def fill_arguments(marks: Sequence[Any], roles: Iterable[Any], scalars: Iterable
 
 
 def list_results(result: Any) -> Any:
-    """Return what a function returned as a list or tuple: one value is a list of one, None is none."""
+    """Return the results of a function as a list or tuple; a single tensor as a list of one, None as an empty one."""
     return [result] if isinstance(result, torch.Tensor) else [] if result is None else result
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by their names in the schema, with defaults."""
+    """Return arguments by their names in the schema, with defaults."""
     bound: dict[str, Any] = {}
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args):
@@ -288,16 +300,22 @@ def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def trace(
     fn: Callable[..., Any], where: str, marks: Sequence[Any], dtypes: Sequence[torch.dtype]
 ) -> tuple[Graph, Purity]:
-    """The graph of `fn`, whose arguments are marked as `Fused.classify` does, and what it read besides them.
+    """Return the graph of `fn` and the values that it read besides its arguments.
 
-    The function runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
-    number of elements or a value is thereby found out and refused, instead of being compiled for one of the cases.
+    The function runs twice, on placeholders of different shape and values, so that one whose operations depend on the shape, the
+    number of elements or a value is detected, and raises instead of being compiled for one case.
+
+    Args:
+        fn: The function.
+        where: Its name, for errors.
+        marks: The marks of its arguments, from `Fused.classify`.
+        dtypes: The dtypes of the roles.
     """
     recorders = _Recorder(where, (5,), 1.0 / 3.0), _Recorder(where, (2, 3), 2.0 / 7.0)
     purity = Purity()
 
     def run() -> list[Graph]:
-        # No garbage is collected meanwhile: a finalizer of another library may compute with torch.
+        # No garbage is collected meanwhile: a finalizer of another library may call torch.
         with (
             pause_collection(),
             torch.no_grad(),

@@ -1,8 +1,8 @@
 """The form for CUDA, ROCm and XPU: a generated kernel, launched once for all tensors of a device.
 
 Under `TRITON_INTERPRET=1` Triton runs kernels on the CPU, program by program, and `MODULI_KERNELS=triton` chooses this form
-there too: that is how its numbers are tested where there is no accelerator. On fake tensors nothing is launched, but what
-would be is reported to `watch_launches`.
+there too, for tests without an accelerator. On fake tensors nothing is launched, but the launches
+are reported to `watch_launches`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UnbuiltError(RuntimeError):
 
 
 def report_unbuilt(problem: UnbuiltError) -> None:
-    """Say once that another form runs instead.
+    """Warn once that another form runs instead.
 
     Raises:
         KernelError: The user asked for this form.
@@ -63,7 +63,7 @@ def report_unbuilt(problem: UnbuiltError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a generated kernel: what it is of, the device, its programs, and the bytes it reads and writes.
+    """One launch of a generated kernel: its name, the device, its programs, and the bytes it reads and writes.
 
     Example:
         >>> import torch
@@ -80,7 +80,7 @@ class Launch:
 
 @contextmanager
 def watch_launches() -> Iterator[list[Launch]]:
-    """Report the launches of generated kernels inside the block. Those of torch are seen by a `TorchDispatchMode`.
+    """Yield a list of the launches of generated kernels in the block. Use a `TorchDispatchMode` for those of torch.
 
     Example:
         >>> from moduli import kernels
@@ -89,20 +89,25 @@ def watch_launches() -> Iterator[list[Launch]]:
         >>> seen
         []
     """
-    found: list[Launch] = []
-    _watchers.append(found)
+    launches: list[Launch] = []
+    _watchers.append(launches)
     try:
-        yield found
+        yield launches
     finally:
-        _watchers.remove(found)
+        _watchers.remove(launches)
 
 
 def find_problem(device: torch.device, watched: str | None) -> str | None:
-    """Why no Triton kernel runs on this device, if so. `watched`: why operations have to be seen, if they have."""
+    """Return why no Triton kernel runs on this device; None if one can.
+
+    Args:
+        device: The device.
+        watched: Why operations have to run one by one; None if they need not.
+    """
     setting, kind = mode(), device.type
     if setting == "triton":
         if kind not in ("cpu", "meta", "mps"):
-            return None  # fake tensors need no Triton; without it a launch says so
+            return None  # fake tensors need no Triton; otherwise a launch without it raises
     elif watched is not None or setting != "auto":
         return watched or f"MODULI_KERNELS={setting}"
     elif kind == "cpu":
@@ -123,23 +128,23 @@ def _is_interpreted() -> bool:
 
 
 def build(source: str) -> Any:
-    """The kernel of this source; Triton compiles it, and keeps it in its own cache, at the first launch."""
+    """Return the kernel of this source; Triton compiles it, and stores it in its own cache, at the first launch."""
     if importlib.util.find_spec("triton") is None:
         raise KernelError("MODULI_KERNELS=triton, but Triton is not installed; pip install triton, or unset it")
     with _lock:
-        found = _built.get(source)
-        if found is None:
-            # Triton reads the source of a function, so it has to be found where Python looks for it.
+        kernel = _built.get(source)
+        if kernel is None:
+            # Triton reads the source of a function, so it is put into Python's cache of source lines.
             name = f"<moduli kernel {len(_built)}>"
             linecache.cache[name] = (len(source), None, source.splitlines(True), name)
             space: dict[str, Any] = {"__name__": f"moduli_kernel_{len(_built)}", "lib": _find_library()}
-            exec(compile(source, name, "exec"), space)  # made of a graph: numbers and names of this room
-            found = _built[source] = space["kernel"]
-        return found
+            exec(compile(source, name, "exec"), space)  # generated from a graph: only numbers and names of this package
+            kernel = _built[source] = space["kernel"]
+        return kernel
 
 
 def _find_library() -> Any:
-    """The functions of libdevice; in the interpreter, which has none, those of NumPy."""
+    """Return the functions of libdevice; in the interpreter, which has none, those of NumPy."""
     if not _is_interpreted():
         from triton.language.extra import libdevice
 
@@ -154,8 +159,8 @@ class _HostLibrary:
     _NAMES |= {"atanh": "arctanh", "atan2": "arctan2", "pow": "power"}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        found = getattr(np, self._NAMES.get(name, name), None)
-        function = found or np.vectorize(getattr(math, name), otypes=[np.float64])
+        ufunc = getattr(np, self._NAMES.get(name, name), None)
+        function = ufunc or np.vectorize(getattr(math, name), otypes=[np.float64])
 
         def run(*args: Any) -> Any:
             import triton.language as tl
@@ -199,36 +204,36 @@ class TritonKernel:
     def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]], name: str) -> None:
         self.graph = graph
         self.name = name
-        #: Why it can't be compiled, once that was tried.
+        #: Why it can't be compiled; None while it may be.
         self.problem: str | None = None
         self._outputs = [(node, dtype) for node, dtype, _ in outputs]
         self._sources: dict[tuple[bool, ...], _Source] = {}
-        self.source((False,) * graph.scalars)  # what has no Triton form is found out here
+        self.source((False,) * graph.scalars)  # raises for a graph without a Triton form
         live = [graph.nodes[i] for i in graph.find_needed()]
         wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
         read = {dict(node.args)["position"] for node in live if node.op == "role"}
         columns = graph.roles + sum(role is None for _, _, role in outputs)
         self.block, self.warps = choose_block(torch.float64 if wide else torch.float32, columns)
-        #: Bytes that are read and written for each element.
+        #: The number of bytes read and written for each element.
         self.width = sum(graph.role_dtypes[role].itemsize for role in read)
         self.width += sum(dtype.itemsize for _, dtype in self._outputs)
 
     def source(self, tensors: tuple[bool, ...]) -> _Source:
-        """The kernel for this choice of scalars that are tensors."""
-        found = self._sources.get(tensors)
-        if found is None:
+        """Return the kernel for this choice of scalars that are tensors."""
+        source = self._sources.get(tensors)
+        if source is None:
             placed = find_placed(self.graph, tensors)
             nodes = self.graph.nodes
             numbers = [i for i in self.graph.find_needed() if not nodes[i].vector and i not in placed]
-            found = self._sources[tensors] = _Source(
+            source = self._sources[tensors] = _Source(
                 emit_triton(self.graph, self._outputs, placed),
                 ScalarPart(self.graph, numbers),
                 [dict(nodes[i].args)["position"] for i in sorted(placed) if nodes[i].op == "scalar"],
             )
-        return found
+        return source
 
     def make_table(self, device: torch.device, sizes: Sequence[int]) -> Table:
-        """A table for tensors of these sizes."""
+        """Return a table for tensors of these sizes."""
         return Table(device, sizes, self.graph.roles + len(self._outputs), self.block)
 
     def run(
@@ -238,7 +243,7 @@ class TritonKernel:
         scalars: Sequence[Any],
         squares: Sequence[torch.Tensor] = (),
     ) -> bool:
-        """Launch it; without addresses the tensors are fake, and what would be launched is reported only.
+        """Launch the kernel; without addresses the tensors are fake, and the launch is only reported.
 
         Returns:
             Whether it could be compiled.
@@ -276,12 +281,12 @@ class TritonForm(Form):
 
     @classmethod
     def concerns(cls, situation: Situation) -> bool:
-        """Whether the tensors are on an accelerator, or Triton was asked for."""
+        """Return whether the tensors are on an accelerator, or Triton was requested."""
         return situation.device.type != "cpu" or situation.setting == "triton"
 
     @classmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
-        """Return why no Triton kernel runs on the device, if so; say once that it is missing."""
+        """Return why no Triton kernel runs on the device; None if one can. Warn once if Triton is missing."""
         problem = find_problem(situation.device, situation.seen)
         if problem is not None and situation.setting == "triton":
             raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
@@ -290,7 +295,7 @@ class TritonForm(Form):
         return problem
 
     def run(self, work: Work) -> bool:
-        """Launch the kernel; False where it can't be compiled."""
+        """Launch the kernel; return False if it can't be compiled."""
         if self.kernel.problem is not None:
             return False
         work.count_versions()
@@ -300,15 +305,15 @@ class TritonForm(Form):
         slots, piece = work.plan.squares, work.piece
         if not slots:
             return self.kernel.run(cache["table"], work.columns, work.scalars)
-        found = torch.zeros(len(piece.sizes), slots, dtype=torch.float64, device=piece.device)
-        done = self.kernel.run(cache["table"], work.columns, work.scalars, [found])
+        squares = torch.zeros(len(piece.sizes), slots, dtype=torch.float64, device=piece.device)
+        done = self.kernel.run(cache["table"], work.columns, work.scalars, [squares])
         owner = np.arange(work.plan.count)[work.plan.runs.owner][piece.runs]
         if work.request.squares is not None:
-            work.request.squares.index_add_(0, torch.from_numpy(owner).to(piece.device), found)
+            work.request.squares.index_add_(0, torch.from_numpy(owner).to(piece.device), squares)
         return done
 
     def find_running(self, state: PlanState | None) -> tuple[Form, str]:
-        """Return the foreach form where the kernel can't be compiled."""
+        """Return the foreach form if the kernel can't be compiled."""
         if self.kernel.problem is None or self.fallback is None:
             return self, self.why
         running, why = self.fallback.find_running(state)
@@ -321,7 +326,7 @@ _tables: dict[tuple[Any, ...], _Partial] = {}
 
 
 class _Partial:
-    """The table of a reduction, what its programs leave, and the last result."""
+    """The table of a reduction, the buffer of its programs' results, and that of the final result."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -330,9 +335,14 @@ class _Partial:
 
 
 def reduce_lists(kind: str, lists: Sequence[Sequence[torch.Tensor]], root: bool = False) -> torch.Tensor | None:
-    """A reduction over lists on one device in two launches; None where it has no Triton form.
+    """Return a reduction over lists on one device in two launches; None if it has no Triton form.
 
-    The result is a 0-d tensor of dtype float64 there, its root where that is asked for.
+    The result is a 0-d tensor of dtype float64 there.
+
+    Args:
+        kind: The reduction.
+        lists: The lists.
+        root: Whether to return the square root.
     """
     dtypes = tuple(tensors[0].dtype for tensors in lists)
     first = lists[0][0]

@@ -1,4 +1,4 @@
-"""The addresses that a Triton kernel reads, on the device, and how many elements one of its programs takes."""
+"""The address table that a Triton kernel reads on the device, and the number of elements per program."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 
 
 def choose_block(compute: torch.dtype, roles: int) -> tuple[int, int]:
-    """Elements of a chunk, and warps of a program, by two rules.
+    """Return the number of elements of a chunk, and of warps of a program, by two rules.
 
-    A thread holds eight elements of each role where values are computed in float32, so that accesses are 16 bytes wide and
-    two of them are under way; four in float64, whose values take two registers; half as many where there are more than
+    A thread processes eight elements of each role if values are computed in float32, so that accesses are 16 bytes wide and
+    two of them are in flight; four in float64, whose values take two registers; half as many if there are more than
     eight roles and outputs, which would leave too few registers. A program has four warps, so that several programs
-    share a processor and hide each other's waiting. `MODULI_TRITON_BLOCK` sets the number of elements.
+    share a processor and hide each other's latency. `MODULI_TRITON_BLOCK` sets the number of elements.
     """
-    given = os.environ.get("MODULI_TRITON_BLOCK")
-    if given is not None:
-        block = int(given) if given.isdecimal() else 0
+    setting = os.environ.get("MODULI_TRITON_BLOCK")
+    if setting is not None:
+        block = int(setting) if setting.isdecimal() else 0
         if not 64 <= block <= 65536 or block & (block - 1):
-            raise ValueError(f"MODULI_TRITON_BLOCK is {given!r}; give a power of two from 64 to 65536, or unset it")
+            raise ValueError(f"MODULI_TRITON_BLOCK is {setting!r}; give a power of two from 64 to 65536, or unset it")
         return block, 4 if block < 4096 else 8
     each = 4 if compute is torch.float64 else 8
     return 128 * (each if roles <= 8 else each // 2), 4
@@ -32,7 +32,7 @@ def choose_block(compute: torch.dtype, roles: int) -> tuple[int, int]:
 class Table:
     """Rows (size and addresses of each tensor) and chunks (tensor and first element), on a device.
 
-    Made again only for other sizes. Where addresses change the rows are copied again, from pinned memory, without waiting.
+    Rebuilt only for other sizes. If addresses change the rows are copied again, from pinned memory, without waiting.
     """
 
     def __init__(self, device: torch.device, sizes: Sequence[int], columns: int, block: int) -> None:
@@ -43,7 +43,7 @@ class Table:
         self.host = np.zeros((len(self.sizes), columns + 1), np.int64)
         self.host[:, 0] = self.sizes
         each = -(-self.sizes // block)
-        #: How many programs it takes.
+        #: The number of programs.
         self.programs = int(each.sum())
         starts = (np.arange(self.programs) - np.repeat(np.cumsum(each) - each, each)) * block
         self._chunks = np.stack([np.repeat(np.arange(len(self.sizes)), each), starts], 1)
@@ -56,7 +56,7 @@ class Table:
         self._kept: list[torch.Tensor] = []
 
     def point(self, addresses: Sequence[np.ndarray[Any, Any]] | None) -> None:
-        """Have the rows say where the tensors are now: an array for each column; None for tensors that are nowhere."""
+        """Write the current addresses to the rows: an array for each column; None for tensors without memory."""
         if addresses is None:
             if self.rows is None:
                 self.rows = torch.empty(self.host.shape, dtype=torch.int64, device=self.device)

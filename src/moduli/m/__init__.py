@@ -3,15 +3,15 @@
 First order:
 
 * `momentum`: running means and sums of updates, averaging, caution, lookahead;
-* `adaptive`: steps scaled by what updates were like so far, of numbers (`Adam`) or of matrices (`SOAP`, `Orthogonalize`);
-* `step_size`: given, scheduled, or found from what the steps do;
+* `adaptive`: steps scaled by statistics of earlier updates, element by element (`Adam`) or of matrices (`SOAP`, `Orthogonalize`);
+* `step_size`: given, scheduled, or computed from the effect of earlier steps;
 * `clipping`: the size of updates; `weight_decay`: regularisation; `variance_reduction`: less noise from batches.
 
 Curvature and globalisation:
 
-* `second_order`: Newton's method and its relatives; `quasi_newton`: curvature learnt from differences of gradients;
+* `second_order`: Newton's method and its relatives; `quasi_newton`: curvature estimated from differences of gradients;
 * `conjugate_gradient`: nonlinear conjugate gradients; `least_squares`: for closures that return residuals;
-* `line_search` and `trust_region`: how far to go along an update, or how far to trust a model of the loss;
+* `line_search` and `trust_region`: the length of a step along an update, or the radius in which a model of the loss is trusted;
 * `constraints`: the method of multipliers, for losses under conditions; `proximal`: penalties without a gradient, and sets.
 
 Without gradients:
@@ -23,8 +23,8 @@ Around other links:
 
 * `ops`: pointwise functions, sources, and operations on the results of several chains;
 * `meta`: links that drive other links; `projections`: links run in another basis, shape or dtype;
-* `half_precision`: parameters of half precision that learn from small updates;
-* `restarts` and `termination`: forgetting, and stopping; `misc`: printing, homotopies, measurements.
+* `half_precision`: updates of half-precision parameters that are smaller than their rounding;
+* `restarts` and `termination`: resetting state, and stopping; `misc`: printing, homotopies, measurements.
 """
 
 from types import ModuleType as _ModuleType

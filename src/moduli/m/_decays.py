@@ -1,4 +1,4 @@
-"""Links with a weight decay that may be of matrices only."""
+"""Links with a weight decay that may apply to matrices only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Decays = Literal["all", "matrices"]
 
 
 class DecayingLink(Module):
-    """A link with the setting `weight_decay`, which is zero for vectors where its attribute `only` is "matrices"."""
+    """A link with the setting `weight_decay`, which is zero for vectors if its attribute `only` is "matrices"."""
 
     reads_axes = True
 
@@ -21,7 +21,7 @@ class DecayingLink(Module):
         only: Decays
 
     def attached(self, optimizer: Optimizer) -> None:
-        """Set the decay of vectors to zero, where only matrices decay."""
+        """Set the decay of vectors to zero, if only matrices decay."""
         super().attached(optimizer)
         if self.only == "matrices":
             vectors = [param for param in optimizer.list_params() if _is_vector(param, optimizer)]

@@ -1,10 +1,10 @@
-"""What links measure: numbers, inner products and norms of lists of tensors, and other sizes.
+"""Measures used by links: scalars, inner products and norms of lists of tensors, and other sizes.
 
-* Arithmetic of numbers that a link measures: Python numbers on the host, 0-d tensors where the parameters are elsewhere.
+* Arithmetic of scalars that a link measures: Python numbers on the host, 0-d tensors for parameters on a device.
 
-  A norm of tensors on an accelerator stays there, because reading it would make the host wait for the device. What a link
-  would decide by `if` and `max` on a number is decided by these functions for both kinds.
-* Inner products and norms of lists of tensors: numbers, which stay 0-d tensors where the tensors are on a device.
+  A norm of tensors on an accelerator stays there, because reading it would make the host wait for the device. Decisions by
+  `if` and `max` on a number are made by these functions for both kinds.
+* Inner products and norms of lists of tensors: scalars, which stay 0-d tensors for tensors on a device.
 * Sizes of tensors: norms and other measures, over axes, whole tensors, or all tensors together.
 """
 
@@ -21,20 +21,20 @@ from .._torch import in_transform, is_fake, is_wrapped
 from ..optim import Module, Objective
 
 
-def read(found: Tensor) -> Any:
-    """A 0-d tensor as a number where that costs nothing; on a device, differentiated or vectorised, as it is."""
+def read(value: Tensor) -> Any:
+    """Return a 0-d tensor as a number if it can be read without waiting; on a device, differentiated or vectorised, unmodified."""
     if (
-        found.device.type != "cpu"
-        or is_fake(found)
-        or is_wrapped(found)
-        or (found.requires_grad and torch.is_grad_enabled())
+        value.device.type != "cpu"
+        or is_fake(value)
+        or is_wrapped(value)
+        or (value.requires_grad and torch.is_grad_enabled())
     ):
-        return found
-    return found.item()
+        return value
+    return value.item()
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes if condition else no`."""
+    """Return `yes if condition else no`, also for tensors."""
     if not isinstance(condition, Tensor):
         return yes if condition else no
     if not isinstance(yes, Tensor) and not isinstance(no, Tensor):
@@ -44,29 +44,29 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def larger(a: Any, b: Any) -> Any:
-    """The larger of two numbers."""
+    """Return the larger of two numbers."""
     return choose(a > b, a, b)
 
 
 def smaller(a: Any, b: Any) -> Any:
-    """The smaller of two numbers."""
+    """Return the smaller of two numbers."""
     return choose(a < b, a, b)
 
 
 def divide(a: Any, b: Any, otherwise: Any) -> Any:
-    """The quotient where the denominator is positive."""
+    """Return the quotient if the denominator is positive, otherwise another value."""
     if isinstance(b, Tensor):
         return choose(b > 0, a / b, otherwise)
     return a / b if b > 0 else otherwise
 
 
 def root(a: Any) -> Any:
-    """The square root of a number that is not negative."""
+    """Return the square root of a non-negative number."""
     return a**0.5
 
 
 def rise(t: Any, steps: int) -> Any:
-    """min(t / steps, 1), written so that t may be a symbol."""
+    """Return min(t / steps, 1) in a form for which t may be a symbol."""
     rising = (t < steps) * 1.0
     return rising * t / steps + (1 - rising)
 
@@ -76,9 +76,9 @@ def _view_real(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dot(first: Sequence[Tensor], second: Sequence[Tensor], members: int | None = None) -> Any:
-    """The real inner product, accumulated in double; a tensor where it is differentiated or vectorised.
+    """Return the real inner product, accumulated in double; a tensor if it is differentiated or vectorised.
 
-    One for each member of a population, where tensors are stacked over them.
+    One for each member of a population, if tensors are stacked over them.
     """
     if members is not None:
         pairs = zip(_view_real(first), _view_real(second), strict=True)
@@ -90,7 +90,7 @@ def dot(first: Sequence[Tensor], second: Sequence[Tensor], members: int | None =
 
 
 def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
-    """The norm of all elements, accumulated in double; a tensor where it is differentiated or vectorised."""
+    """Return the norm of all elements, accumulated in double; a tensor if it is differentiated or vectorised."""
     if torch.is_grad_enabled() or in_transform():
         parts = _view_real(tensors) if order == 2 else [t.abs() for t in tensors]
         sizes = [torch.linalg.vector_norm(t, order, dtype=torch.float64) for t in parts]
@@ -99,7 +99,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
 
 
 def measure_move(link: Module, params: Sequence[Tensor], order: float) -> float | None:
-    """The norm of what the parameters moved by since the link asked last; None where there is one that it did not know."""
+    """Return the norm of the parameters' move since the last call; None if one of them is new."""
     fresh = any("previous" not in link.state[param] for param in params)
     before = link.get_state(params, "previous", init="param")
     size = float(kernels.norm([param.detach() - value for param, value in zip(params, before, strict=True)], order))
@@ -109,7 +109,7 @@ def measure_move(link: Module, params: Sequence[Tensor], order: float) -> float 
 
 
 def reset_others(link: Module, objective: Objective, modules: Sequence[Module]) -> None:
-    """Reset the links of an optimizer that this one is not part of; a hook for the end of a step, but for the first argument."""
+    """Reset the links of an optimizer that this one is not part of; with a first argument bound, a hook for the end of a step."""
     for module in modules:
         if all(part is not link for _, part in module.links()):
             module.reset()
@@ -121,14 +121,14 @@ _NAMES = ("mad", "std", "var", "sum", "l0", "l1", "l2", "l3", "l4", "linf")
 
 
 def check_metric(link: str, key: str, ord: Any) -> None:
-    """Refuse what is neither a p-norm nor a name."""
+    """Raise an error unless a metric is a p-norm or a known name."""
     number = isinstance(ord, int | float) and not isinstance(ord, bool) and (ord > 0 or ord == 0)
     if not number and ord not in _NAMES:
         raise ValueError(f"{link}: {key} is {ord!r}; give p for a p-norm (2, 1, inf, 0), or one of {', '.join(_NAMES)}")
 
 
 def check_axes(link: str, dim: Any, inverse_dims: bool) -> Any:
-    """`dim` in a form that can be compared: an int, a tuple of ints, None or "global"."""
+    """Return `dim` in a comparable form: an int, a tuple of ints, None or "global"."""
     if dim == "global" and inverse_dims:
         raise ValueError(f"{link}: inverse_dims is for axes, but dim is 'global'")
     if dim is None or dim == "global" or (isinstance(dim, int) and not isinstance(dim, bool)):
@@ -139,9 +139,9 @@ def check_axes(link: str, dim: Any, inverse_dims: bool) -> Any:
 
 
 def axes_of(tensor: Tensor, dim: Axes, inverse_dims: bool, min_size: int) -> tuple[int, ...] | None:
-    """The axes of this tensor to reduce; None where there is nothing to reduce, so that the tensor stays as it is.
+    """Return the axes of this tensor to reduce; None if there are none, so that the tensor is not changed.
 
-    Axes that a tensor does not have are left out; an axis list of one tensor is never taken for that of another.
+    Axes that a tensor does not have are skipped; an axis list of one tensor is never used for another.
     """
     if dim is None:
         axes = () if inverse_dims else tuple(range(tensor.dim()))
@@ -168,7 +168,7 @@ def _power(ord: Any) -> float:
 
 
 def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
-    """The measure over these axes (all of a 0-d tensor's none), which are kept with size 1; real, at least float32."""
+    """Return the measure over these axes (none of a 0-d tensor), kept with size 1; real, at least float32."""
     work = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
     if work in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
@@ -187,14 +187,14 @@ def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
 
 
 def lengths(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean length over all tensors for each member of a population, in double."""
+    """Return the Euclidean length over all tensors for each member of a population, in double."""
     squares = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1, dtype=torch.float64).square() for t in tensors]
     total: Tensor = torch.stack(squares).sum(0)
     return total.sqrt()
 
 
 def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
-    """The measure over all tensors as one vector: a number, or a 0-d tensor on a device and where it is differentiated."""
+    """Return the measure over all tensors as one vector: a number, or a 0-d tensor on a device or if differentiated."""
     if ord in (2, "l2"):
         return norm(tensors)
     whole = torch.cat(
@@ -202,8 +202,8 @@ def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
     )
     if not whole.numel():
         return 0.0
-    found = metric(whole, ord, (0,)).squeeze(0)
-    return found if torch.is_grad_enabled() else read(found)
+    value = metric(whole, ord, (0,)).squeeze(0)
+    return value if torch.is_grad_enabled() else read(value)
 
 
 def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
@@ -214,26 +214,26 @@ def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
 
 
 def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: int | None = None) -> list[Tensor]:
-    """For each tensor its measure, or that of all together; 0-d, or one number per member of a population."""
+    """Return for each tensor its measure, or that of all together; 0-d, or one number per member of a population."""
     if tensorwise or not tensors:
         return [_size(tensor, ord, members) for tensor in tensors]
     if ord in (2, "l2"):
         whole = norm if torch.is_grad_enabled() else kernels.norm
-        found = whole(list(tensors)) if members is None else lengths(tensors)
+        size = whole(list(tensors)) if members is None else lengths(tensors)
     else:
         wide = torch.complex128 if any(tensor.is_complex() for tensor in tensors) else torch.float64
         rows = [tensor.to(wide).reshape(1 if members is None else members, -1) for tensor in tensors]
-        found = _size(torch.cat(rows, 1), ord, 1 if members is None else members)
-        found = found.reshape(()) if members is None else found
-    return [found] * len(tensors)
+        size = _size(torch.cat(rows, 1), ord, 1 if members is None else members)
+        size = size.reshape(()) if members is None else size
+    return [size] * len(tensors)
 
 
 def group_tensors(count: int, tensorwise: bool) -> list[list[int]]:
-    """The positions of tensors that are measured together: each by itself, or all."""
+    """Return the positions of tensors that are measured together: each by itself, or all."""
     return [[i] for i in range(count)] if tensorwise else [list(range(count))]
 
 
 def shape_like(value: Tensor, like: Tensor) -> Tensor:
-    """A number, or one per member, in the precision of this tensor and shaped to multiply it."""
+    """Return a number, or one per member, in the precision of this tensor and shaped to multiply it."""
     value = value.to(like.dtype.to_real() if like.is_complex() else like.dtype)
     return value if value.dim() == 0 else value.reshape(-1, *([1] * (like.dim() - 1)))

@@ -1,7 +1,7 @@
-"""Links around a search: it is asked for models, they are evaluated, and it is told the losses.
+"""Links around a search: the search proposes models, the link evaluates them and reports the losses.
 
-One adapter makes all of them. A link takes the arguments of its search, with the same names and defaults, but for what an
-optimizer has already: where to start, how many members a population has, and how a gradient is descended along.
+One adapter makes all of them. A link has the arguments of its search, with the same names and defaults, except for those that an
+optimizer determines: the start, the number of members of a population, and the descent along a gradient.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..optim import DeclaredLink, Need, Objective, Optimizer, as_real, make_cons
 from ..population import Population, Shard
 from ._vectors import flat, flat_members, land, unflat
 
-BLOCK = 1 << 22  # numbers that the models of one block have together
+BLOCK = 1 << 22  # the limit of elements of the models in one block
 _OURS = ("x0", "initial", "spread", "shapes", "lr", "optimizer", "momentum", "betas", "own")
 
 
 def read_settings(search: type[Search], left_out: tuple[str, ...]) -> list[inspect.Parameter]:
-    """The settings of a search that a link has too, with their defaults."""
-    found: dict[str, inspect.Parameter] = {}
+    """Return the settings of a search that a link has too, with their defaults."""
+    parameters: dict[str, inspect.Parameter] = {}
     for kind in search.__mro__[: search.__mro__.index(Search)]:
         for name, parameter in inspect.signature(kind.__init__).parameters.items():  # type: ignore[misc]
             settable = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
             if settable and name not in (*_OURS, *left_out):
-                found.setdefault(name, parameter)
-    return list(found.values())
+                parameters.setdefault(name, parameter)
+    return list(parameters.values())
 
 
 class SearchLink(DeclaredLink):
@@ -59,36 +59,36 @@ class SearchLink(DeclaredLink):
             cls.__init__ = make_constructor(inspect.Signature([this, *settings, seed]))  # type: ignore[method-assign]
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        """Keep the arguments for the search."""
+        """Store the arguments for the search."""
         super().collect({"seed": given["seed"]})
         self.options = {key: value for key, value in given.items() if key not in ("self", "seed")}
         self._made: Search | None = None
-        self._begin(self._example())  # options that can't work are refused here
+        self._begin(self._example())  # raises for options that can't work
 
     def __repr__(self) -> str:
-        given = "".join(f", {key}={value!r}" for key, value in self.options.items() if value is not None)
-        return f"{type(self).__name__}(seed={self.seed}{given})"
+        options = "".join(f", {key}={value!r}" for key, value in self.options.items() if value is not None)
+        return f"{type(self).__name__}(seed={self.seed}{options})"
 
     def _example(self) -> Tensor:
-        """What a search could begin with."""
+        """Return a valid start of a search."""
         return torch.zeros(2)
 
     def _arguments(self, start: Tensor) -> dict[str, Any]:
-        """What a search that begins here is made with, besides the options."""
+        """Return the arguments besides the options of a search with this start."""
         return {"x0": start}
 
     def _begin(self, start: Tensor) -> Search:
-        given = {key: value for key, value in self.options.items() if value is not None}
-        return self.search_class(seed=self.seed, **{**self._arguments(start), **given})
+        options = {key: value for key, value in self.options.items() if value is not None}
+        return self.search_class(seed=self.seed, **{**self._arguments(start), **options})
 
     def search(self, start: Tensor) -> Search:
-        """The search as it stands; made, or made again from what was saved, when it is not there."""
+        """Return the current search; a new one, or one restored from saved state, if there is none."""
         if self._made is None:
-            made = self._begin(start)
+            search = self._begin(start)
             saved = self.global_state.get("search")
             if saved is not None:
-                made.load_state_dict({"method": type(made).__name__, **saved})
-            self._made = made
+                search.load_state_dict({"method": type(search).__name__, **saved})
+            self._made = search
         return self._made
 
     def _report(self, objective: Objective, search: Search) -> None:
@@ -98,7 +98,7 @@ class SearchLink(DeclaredLink):
             objective.terminate(str(reason))
 
     def reset(self) -> None:
-        """Begin again from the parameters as they are."""
+        """Restart the search from the current parameters."""
         super().reset()
         self._made = None
 
@@ -122,7 +122,7 @@ class ModelLink(SearchLink):
     left_out: ClassVar[tuple[str, ...]] = ("rank",)
 
     def _arguments(self, start: Tensor) -> dict[str, Any]:
-        # The next link descends, so the search only says along what.
+        # The next link makes the step, so the search only estimates the gradient.
         descends: dict[str, Any] = {"optimizer": None} if issubclass(self.search_class, GradientSearch) else {}
         if self.options.get("rank") is not None:
             descends["shapes"] = self._shapes or [start.shape]
@@ -132,7 +132,7 @@ class ModelLink(SearchLink):
     _shapes: Sequence[Sequence[int]] = ()
 
     def apply(self, objective: Objective) -> Objective:
-        """One generation."""
+        """Run one generation, and return the objective with its update."""
         params = objective.params
         x = flat(params).clone()
         self._shapes = [as_real(param.detach()).shape for param in params]
@@ -142,7 +142,7 @@ class ModelLink(SearchLink):
         search.tell(fitness)
         self.global_state["search"] = search.state
         if isinstance(search, GradientSearch):
-            # The way to the new centre would be the estimate rounded to the precision of the parameters.
+            # The difference to the new centre would be the estimate rounded to the precision of the parameters.
             objective.updates = unflat(search.take_estimate(), params)
             objective.grads = [tensor.clone() for tensor in objective.updates]
             objective.present = None
@@ -172,8 +172,8 @@ class ModelLink(SearchLink):
                 return self._evaluate_shared(objective, search, like, asked.fn)
             except (RuntimeError, ValueError, TypeError) as error:
                 why = str(error).strip().splitlines()[0]
-                told = f"members are made, because the loss can't be vectorised around their mean: {why}"
-                warnings.warn(EvaluationWarning(told), stacklevel=2)
+                message = f"members are made, because the loss can't be vectorised around their mean: {why}"
+                warnings.warn(EvaluationWarning(message), stacklevel=2)
                 self._made_one_by_one = True
         # Frozen parameters and buffers are copied for every model too.
         copied = sum(tensor.numel() for tensor in (*net.parameters(), *net.buffers()))
@@ -183,13 +183,13 @@ class ModelLink(SearchLink):
             fitness[start:stop] = self._evaluate_together(objective, search.rows(start, stop), asked.fn)
         return fitness
 
-    #: Whether the loss turned out to be one that torch can't vectorise around a mean.
+    #: Whether torch failed to vectorise the loss around a mean.
     _made_one_by_one = False
 
     def _evaluate_shared(
         self, objective: Objective, search: Distribution, like: Mapping[str, Tensor], fn: Callable[..., Any]
     ) -> Tensor:
-        """Return the losses of members that differ by noise of low rank: they are not made, one product serves all of them."""
+        """Return the losses of members that differ by noise of low rank, by products shared by all, without creating them."""
         net: Any = objective.model
         fitness = torch.empty(search.population, dtype=torch.float64)
         block = 2 * max(1, min(search.population, BLOCK // max(1, search.count_drawn())) // 2)
@@ -224,8 +224,8 @@ class ModelLink(SearchLink):
 class PopulationLink(SearchLink):
     """A link around a search whose members are the population's.
 
-    A step first makes the move that the links before it want (gradient steps), then asks the search for new members,
-    evaluates them, tells the search, and leaves the population at what the search keeps.
+    A step first applies the update of the links before it (gradient steps), then gets new members from the search,
+    evaluates them, reports the losses, and sets the population to the members that the search keeps.
 
     Where processes share a population, each runs the same search from the same seed and evaluates its own members: what
     travels is fitness, and the members themselves only where other links have moved them.
@@ -244,12 +244,12 @@ class PopulationLink(SearchLink):
         return {"x0": start[0], "population": len(start), "initial": start}
 
     def attached(self, optimizer: Optimizer) -> None:
-        """Refuse a population that is too small for the method."""
+        """Raise an error for a population that is too small for the method."""
         shard = None if optimizer.population is None else optimizer.population.sharding
         self._begin(torch.zeros((optimizer.binding.members if shard is None else shard.total) or 1, 2))
 
     def apply(self, objective: Objective) -> Objective:
-        """One generation."""
+        """Run one generation, and return the objective with its update."""
         params = objective.params
         shard = None if objective.model is None else getattr(objective.model, "sharding", None)
         own = slice(None) if shard is None else slice(shard.start, shard.stop)
@@ -261,7 +261,7 @@ class PopulationLink(SearchLink):
         count = len(here) if shard is None else shard.total
         shapes = [[count, *param.shape[1:]] for param in params]
         if self.global_state.setdefault("shapes", shapes) != shapes:
-            # Other parameters are searched over than before (some were frozen or thawed), so it begins afresh.
+            # The set of parameters has changed (some were frozen or unfrozen), so the search restarts.
             self.global_state["shapes"], self._made = shapes, None
             self.global_state.pop("search", None)
         if self._made is None and shard is not None:
@@ -269,9 +269,9 @@ class PopulationLink(SearchLink):
             self.search(shard.gather(base) if begins else base.new_zeros(count, base.shape[1]))
         search = self.search(base)
         with objective.moved(), torch.no_grad():
-            known = search.state.get("x")
-            if search.generation and isinstance(known, Tensor):
-                followed = torch.tensor([float(torch.equal(known[own], base))])
+            members = search.state.get("x")
+            if search.generation and isinstance(members, Tensor):
+                followed = torch.tensor([float(torch.equal(members[own], base))])
                 if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
                     self._follow(objective, search, base, shard)
             asked = search.ask().clone()
@@ -279,10 +279,10 @@ class PopulationLink(SearchLink):
             losses = objective.get_loss(backward=False, at_x0=False)
             search.tell(losses if shard is None else shard.gather(losses))
         self.global_state["search"] = search.state
-        kept = search.state.get("x")
-        goal = unflat((kept if isinstance(kept, Tensor) else asked)[own].to(here), params)
+        members = search.state.get("x")
+        goal = unflat((members if isinstance(members, Tensor) else asked)[own].to(here), params)
         objective.updates = [param.detach() - there for param, there in zip(params, goal, strict=True)]
-        # A generation moves all parameters, those without a gradient too.
+        # A generation moves all parameters, also those without a gradient.
         objective.present = None
         land(objective, goal)
         if objective.loss is None:
@@ -291,7 +291,7 @@ class PopulationLink(SearchLink):
         return objective
 
     def _follow(self, objective: Objective, search: Search, base: Tensor, shard: Shard | None) -> None:
-        """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
+        """Mark members that gradient links (or the user) moved: their stored fitness is out of date."""
         entries = {"x": base.clone() if shard is None else shard.gather(base)}
         if "fitness" in search.state:
             objective.move_to(unflat(base, objective.params))

@@ -1,7 +1,7 @@
 """All parameters as one real vector, for links that work on the whole of them.
 
 * Links over all parameters as one vector, whose state is that of the first parameter.
-* Arriving exactly where a link wants to be.
+* Exact arrival at a target point.
 * The Jacobian of a vector by all parameters concatenated.
 """
 
@@ -26,20 +26,20 @@ _PLAIN = (torch.float32, torch.float64)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One real vector, complex numbers as pairs, half precision as float32. May share memory with a single tensor."""
+    """Return tensors as one real vector, complex numbers as pairs, half precision as float32; it may share memory."""
     vectors = [as_real(tensor.detach()).reshape(-1) for tensor in tensors]
     vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
     return vector.float() if vector.dtype in _LOW else vector
 
 
 def flat_members(tensors: Sequence[Tensor]) -> Tensor:
-    """One real vector for each member of a population, in rows: `flat` of each."""
+    """Return one real vector for each member of a population, in rows: `flat` of each."""
     rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
     return rows.float() if rows.dtype in _LOW else rows
 
 
 def array(tensors: Sequence[Tensor]) -> Any:
-    """`flat` of plain tensors on the CPU as an array: for small vectors NumPy's dispatch costs less than torch's."""
+    """Return `flat` of plain tensors on the CPU as an array: for small vectors NumPy's dispatch costs less than torch's."""
     if len(tensors) == 1:
         tensor = tensors[0]
         out = (tensor.detach() if tensor.requires_grad else tensor).numpy()
@@ -48,12 +48,12 @@ def array(tensors: Sequence[Tensor]) -> Any:
 
 
 def is_small(n: int, device: torch.device) -> bool:
-    """Whether a vector is worked on by NumPy."""
+    """Return whether a vector is processed by NumPy."""
     return n <= SMALL and device.type == "cpu"
 
 
 def is_plain(params: Sequence[Tensor]) -> bool:
-    """Whether `array` can be used: real, of one precision, on the CPU, strided, and not too many numbers."""
+    """Return whether `array` can be used: real, of one precision, on the CPU, strided, and not too many numbers."""
     dtype = params[0].dtype
     if dtype not in _PLAIN:
         return False
@@ -66,22 +66,22 @@ def is_plain(params: Sequence[Tensor]) -> bool:
 
 
 def size(params: Sequence[Tensor]) -> int:
-    """How long the vector of these tensors is."""
+    """Return the length of the vector of these tensors."""
     return sum(param.numel() * (2 if param.is_complex() else 1) for param in params)
 
 
 def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The vector in pieces shaped and typed like the parameters; of rows, one for each member, like stacked ones."""
+    """Return the vector split into tensors like the parameters; rows, one for each member, into stacked ones."""
     if len(params) == 1 and vector.dtype is params[0].dtype:
         return [vector.reshape(params[0].shape)]
-    shown = [as_real(param.detach()) for param in params]
-    pieces = torch.split(vector, [tensor.numel() // vector.shape[:-1].numel() for tensor in shown], -1)
-    rows = zip(pieces, shown, params, strict=True)
+    real = [as_real(param.detach()) for param in params]
+    pieces = torch.split(vector, [tensor.numel() // vector.shape[:-1].numel() for tensor in real], -1)
+    rows = zip(pieces, real, params, strict=True)
     return [restore_complex(piece.to(tensor.dtype).reshape(tensor.shape), param) for piece, tensor, param in rows]
 
 
 def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
-    """`unflat` of an array for `is_plain` parameters; the tensors share its memory."""
+    """Return `unflat` of an array for `is_plain` parameters; the tensors share its memory."""
     if len(params) == 1:
         out = torch.from_numpy(vector)
         return [out if params[0].dim() == 1 else out.view(params[0].shape)]
@@ -89,21 +89,21 @@ def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The inner product of two lists of tensors, as real vectors; over all processes where they hold pieces."""
+    """Return the inner product of two lists of tensors, as real vectors; summed over processes for sharded parameters."""
     if kernels.over_processes() is not None:
         return float(kernels.dot([as_real(tensor) for tensor in a], [as_real(tensor) for tensor in b]))
     return torch.dot(flat(a), flat(b)).item()
 
 
 def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Tensor]:
-    """The tensors, with zeros for parameters that have no gradient and so do not move."""
+    """Return the tensors, with zeros for parameters that have no gradient and so do not move."""
     if present is None:
         return list(tensors)
     return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
 
 
 def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
-    """Second derivatives by complex numbers are not a matrix."""
+    """Raise an error for complex parameters: second derivatives by complex numbers are not a matrix."""
     for param in params:
         if param.is_complex():
             raise TypeError(
@@ -112,12 +112,12 @@ def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
 
 
 def gather_update(objective: Objective) -> Tensor:
-    """The update as one vector, with zeros where a parameter has no gradient. May share memory with it."""
+    """Return the update as one vector, with zeros for parameters without a gradient. It may share memory with the update."""
     return flat(mask_absent(objective.peek_updates(), objective.present))
 
 
 def vector_like(objective: Objective) -> Tensor:
-    """An uninitialised vector for all parameters."""
+    """Return an uninitialised vector for all parameters."""
     return flat(objective.params[:1]).new_empty(size(objective.params))
 
 
@@ -127,15 +127,28 @@ class VectorLink(DeclaredLink, Transform):
     vector_state = True
     real_only: ClassVar[bool] = False
     """Whether complex parameters are refused."""
-    learnt: ClassVar[str] = ""
+    required_state: ClassVar[str] = ""
     """The entry of the state that it cannot do without."""
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Learn: change `state`, not the update."""
+        """Learn from the update: change `state`, not the update.
+
+        Args:
+            objective: The objective.
+            state: The state of the vector.
+            setting: Its settings.
+        """
 
     @abstractmethod
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """The new update from the one that there is; None to leave it."""
+        """Return the new update for the current one; None to leave it.
+
+        Args:
+            objective: The objective.
+            u: The update.
+            state: The state of the vector.
+            setting: Its settings.
+        """
 
     def _lists(self, objective: Objective) -> Any:
         if not self.vector_state:
@@ -144,13 +157,13 @@ class VectorLink(DeclaredLink, Transform):
         return [self.state[first]], [self.settings[first]]
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Learns."""
+        """Learn from the update as one vector."""
         if self.real_only:
             refuse_complex(type(self).__name__, objective.params)
         self.learn_vector(objective, states[0], settings[0])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Transforms the update."""
+        """Transform the update as one vector."""
         self._ensure_learnt(objective, states[0], settings[0])
         out = self.transform_vector(objective, gather_update(objective), states[0], settings[0])
         if out is not None:
@@ -158,12 +171,12 @@ class VectorLink(DeclaredLink, Transform):
         return objective
 
     def _ensure_learnt(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        if self.learnt and self.learnt not in state:
+        if self.required_state and self.required_state not in state:
             self.update_states(objective, [state], [setting])
 
 
 class HessianLink(VectorLink):
-    """A link over one vector that knows the Hessian, or an approximation of it: override `operator` too."""
+    """A link over one vector with the Hessian, or an approximation of it: override `operator` too."""
 
     decides_on_host = True
 
@@ -171,10 +184,10 @@ class HessianLink(VectorLink):
 
     @abstractmethod
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian as it is known now."""
+        """Return the link's current Hessian."""
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
-        """The Hessian as this link knows it."""
+        """Return the link's current Hessian."""
         param = objective.params[0]
         state, setting = self.state[param], self.settings[param]
         self._ensure_learnt(objective, state, setting)
@@ -182,10 +195,10 @@ class HessianLink(VectorLink):
 
 
 def land(objective: Objective, goal: Sequence[Tensor]) -> None:
-    """Leave the parameters at a goal bit for bit, where the links that follow let the update lead there.
+    """Set the parameters to a target bit for bit, if the following links do not change the update.
 
-    The update is a difference, and x - (x - goal) is the goal up to rounding only; a search that is asked again has to
-    find its members where it left them, and a member that is infinite or NaN would stay so.
+    The update is a difference, and x - (x - target) is the target up to rounding only; a search that runs again has to
+    find its members unchanged, and a member that is infinite or NaN would stay so.
     """
     params, updates = list(objective.params), objective.get_updates()
     expected = [param.detach() - update.to(param.dtype) for param, update in zip(params, updates, strict=True)]
@@ -200,7 +213,7 @@ def land(objective: Objective, goal: Sequence[Tensor]) -> None:
 
 
 def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
-    """The matrix of derivatives, one row per component; zero columns for parameters it does not depend on.
+    """Return the matrix of derivatives, one row per component; zero columns for parameters it does not depend on.
 
     Of half precision it is in float32, as `flat` is, since linear algebra has no half precision.
 
@@ -213,10 +226,10 @@ def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
         flat = vector.reshape(-1)
     m = flat.numel()
 
-    def join(found: Sequence[Tensor | None], rows: int) -> Tensor:
+    def join(grads: Sequence[Tensor | None], rows: int) -> Tensor:
         parts = [
             flat.new_zeros(rows, param.numel()) if f is None else f.reshape(rows, param.numel())
-            for f, param in zip(found, params, strict=True)
+            for f, param in zip(grads, params, strict=True)
         ]
         matrix = torch.cat(parts, 1).detach()
         return matrix.float() if matrix.dtype in _LOW else matrix
@@ -225,8 +238,8 @@ def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
         return join([None] * len(params), m)
     if batched:
         eye = torch.eye(m, dtype=flat.dtype, device=flat.device)
-        found = torch.autograd.grad(flat, params, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        return join(found, m)
+        grads = torch.autograd.grad(flat, params, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return join(grads, m)
     with torch.enable_grad():
         elements = flat.unbind(0)
     rows = [torch.autograd.grad(element, params, retain_graph=True, allow_unused=True) for element in elements]

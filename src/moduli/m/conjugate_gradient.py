@@ -2,7 +2,7 @@
 
 * The formulas for beta, in terms of gradients g, the last ones, y = g - g_last, and the last direction D (uphill).
 
-  They are functions of tensors without a decision of the host, so that `torch.vmap` takes them.
+  They are functions of tensors without branches on the host, so that `torch.vmap` can transform them.
 * Nonlinear conjugate gradients: one implementation with a rule.
 * The familiar names of conjugate gradients.
 """
@@ -54,7 +54,7 @@ def _dai_yuan(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
 
 
 def _hager_zhang(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    # In terms of the downhill direction d = -D; the lower bound keeps it globally convergent.
+    # In terms of the downhill direction d = -D; the lower bound makes it globally convergent.
     dy = -dot(D, y)
     beta = _divide(dot(y, g) + 2 * _divide(dot(D, g) * dot(y, y), dy), dy)
     size = torch.linalg.vector_norm(D) * torch.linalg.vector_norm(last).clamp(max=0.01)
@@ -123,7 +123,7 @@ class ConjugateGradient(VectorLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Finds beta from this gradient and the last one."""
+        """Compute beta from this gradient and the last one."""
         g = gather_update(objective)
         last, D = state.get("last"), state.get("direction")
         every = setting["restart_interval"]
@@ -151,14 +151,14 @@ class ConjugateGradient(VectorLink):
         return torch.where(torch.dot(out, g) > 0, out, g)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Adds the last direction."""
+        """Add a multiple of the last direction."""
         out = self._combine(u, state)
-        if "inner" in self.children:  # what they make of the gradient is part of the direction
+        if "inner" in self.children:  # their result is part of the direction
             state["direction"] = out
         return out.clone()
 
     def reset_for_online(self) -> None:
-        """Forgets the last gradient."""
+        """Clear the last gradient."""
         super().reset_for_online()
         for state in self.state.values():
             state.pop("last", None)

@@ -1,4 +1,4 @@
-"""Links that hold constraints."""
+"""Links for constrained problems."""
 
 from __future__ import annotations
 
@@ -73,27 +73,27 @@ class AugmentedLagrangian(Reformulation):
 
     @staticmethod
     def term(c: Tensor, multiplier: Tensor, mu: float, inequality: bool) -> Tensor:
-        """What is added to the loss (Nocedal and Wright, equations 17.36 and 17.65)."""
+        """Return the term that is added to the loss (Nocedal and Wright, equations 17.36 and 17.65)."""
         if not inequality:
             return (multiplier * c).sum() + 0.5 * mu * c.square().sum()
         return ((multiplier - mu * c).clamp(min=0).square() - multiplier.square()).sum() / (2 * mu)
 
     @staticmethod
     def next_multiplier(c: Tensor, multiplier: Tensor, mu: float, inequality: bool) -> Tensor:
-        """The next multipliers (equations 17.39 and 17.64)."""
+        """Return the next multipliers (equations 17.39 and 17.64)."""
         return (multiplier - mu * c).clamp(min=0) if inequality else multiplier + mu * c
 
     @staticmethod
     def violation(c: Tensor, inequality: bool) -> float:
-        """By how much the constraint is violated."""
+        """Return the violation of the constraint."""
         return float((-c).clamp(min=0).max() if inequality else c.abs().max()) if c.numel() else 0.0
 
     def _values(self, objective: Objective) -> Tensor:
         self._asked.model = objective.model
-        found = self._asked.value()
-        data = found if isinstance(found, Tensor) else getattr(found, "data", found)
+        values = self._asked.value()
+        data = values if isinstance(values, Tensor) else getattr(values, "data", values)
         if not isinstance(data, Tensor):
-            raise TypeError(f"AugmentedLagrangian: the constraint returned a {type(found).__name__}; return a tensor")
+            raise TypeError(f"AugmentedLagrangian: the constraint returned a {type(values).__name__}; return a tensor")
         return data.reshape(-1)
 
     def _read_multiplier(self, like: Tensor, setting: Any) -> tuple[Tensor, float]:
@@ -104,7 +104,7 @@ class AugmentedLagrangian(Reformulation):
         return multiplier, float(self.global_state["mu"])
 
     def pre_step(self, objective: Objective) -> None:
-        """Lets the multipliers follow, when it is their turn."""
+        """Update the multipliers, at every n-th step."""
         if self.increment_counter("steps", 0) % self.every or self.global_state.get("multiplier") is None:
             return
         setting = self.settings[objective.params[0]]
@@ -120,7 +120,7 @@ class AugmentedLagrangian(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """The augmented loss, and its gradient."""
+        """Return the augmented loss, and its gradient."""
         loss = closure(backward)
         grads = [torch.zeros_like(param) if param.grad is None else param.grad.clone() for param in params]
         setting = self.settings[objective.params[0]]
@@ -128,10 +128,10 @@ class AugmentedLagrangian(Reformulation):
             c = self._values(objective)
             multiplier, mu = self._read_multiplier(c.detach(), setting)
             more = self.term(c, multiplier, mu, self.inequality)
-            found: Sequence[Tensor | None] = [None] * len(params)
+            extra_grads: Sequence[Tensor | None] = [None] * len(params)
             if backward and more.requires_grad:
-                found = torch.autograd.grad(more, params, allow_unused=True)
+                extra_grads = torch.autograd.grad(more, params, allow_unused=True)
         total = loss + more.detach()
         if not backward:
             return total, None
-        return total, [g if extra is None else g + extra for g, extra in zip(grads, found, strict=True)]
+        return total, [g if extra is None else g + extra for g, extra in zip(grads, extra_grads, strict=True)]

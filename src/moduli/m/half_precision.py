@@ -1,4 +1,4 @@
-"""Parameters of half precision that learn from updates smaller than their rounding: links for the end of a chain.
+"""Parameters of half precision with updates smaller than their rounding: links for the end of a chain.
 
 In bfloat16 the numbers below 1 are 1/256 apart, so that a step of 1e-4 rounds to no step at all. Three remedies, by their memory:
 
@@ -6,7 +6,7 @@ In bfloat16 the numbers below 1 are 1/256 apart, so that a step of 1e-4 rounds t
 * Kahan's compensated sum stores the rounding error, in the dtype of the parameter;
 * master weights store the parameter in single precision.
 
-Each is pointwise, so that it is part of the pass that moves the parameters, and leaves parameters in single precision alone.
+Each is pointwise, so that it is part of the pass that moves the parameters, and leaves parameters in single precision unmodified.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Kahan(RoundingTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Start without an error."""
+        """Set the rounding error to zero."""
         if setting["dtype"].itemsize == 2:
             state["compensation"] = torch.zeros_like(tensor, dtype=setting["dtype"])
 

@@ -1,7 +1,7 @@
 """Least squares: links for closures that return a vector of residuals r, whose loss is half of |r|^2.
 
 * The method of Gauss and Newton.
-* Residuals as a loss for links that know nothing of residuals.
+* Residuals as a loss for links that need a number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GaussNewton(HessianLink):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
     real_only = True
-    learnt = "J"
+    required_state = "J"
 
     ranges = {check.non_negative: ("reg",)}
     attributes = ("batched",)
@@ -68,17 +68,17 @@ class GaussNewton(HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluates the Jacobian."""
+        """Evaluate the Jacobian."""
         residuals = objective.get_residuals()
-        # A list, so that its rows are not taken for parameters when a saved state is reordered.
+        # A list, so that its rows are not permuted like parameters when a saved state is reordered.
         state["J"] = list(jacobian(residuals, objective.params, self.batched).unbind(0))
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Solves for the update."""
+        """Solve for the update."""
         J = torch.stack(states[0]["J"])
         if objective.updates is not None or J.shape[0] >= J.shape[1]:
             return super().apply_states(objective, states, settings)
-        # Of all steps that solve it, the shortest, from a system as small as the residuals.
+        # The shortest of all solutions, by a system as small as the residuals.
         gram = J @ J.T
         gram.diagonal().add_(float(settings[0]["reg"]))
         weights = shortest(gram, objective.get_residuals().detach().reshape(-1).to(J.dtype))
@@ -86,7 +86,7 @@ class GaussNewton(HessianLink):
         return objective
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solves with the operator."""
+        """Solve with the operator."""
         A, reg = self.operator(objective, state, setting), float(setting["reg"])
         try:
             out = A.solve_plus_diag(u, reg) if reg else A.solve(u)
@@ -95,7 +95,7 @@ class GaussNewton(HessianLink):
         return out if bool(torch.isfinite(out).all()) else shortest(A.to_dense(), u)
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """$J^TJ$, by its factor."""
+        """Return $J^TJ$, by its factor."""
         return AtA(torch.stack(state["J"]))
 
 
@@ -119,5 +119,5 @@ class SumOfSquares(Module):
         super().__init__()
 
     def apply(self, objective: Objective) -> Objective:
-        """Nothing: that the link is there says what the closure returns."""
+        """Return the objective unmodified: the link only declares that the closure returns residuals."""
         return objective

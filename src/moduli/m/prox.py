@@ -26,7 +26,7 @@ def _check_strength(owner: Any, strength: float) -> None:
 
 
 def _shrink(sizes: Tensor, threshold: Any) -> Tensor:
-    """Return by what to multiply something of these sizes, so that they fall by a threshold and end at zero."""
+    """Return the factor by which something of these sizes is multiplied, so that they fall by a threshold and end at zero."""
     # A size of zero divides by one instead: it stays zero whatever the factor.
     return (sizes - threshold).clamp(min=0) / torch.where(sizes == 0, 1.0, sizes)
 
@@ -149,7 +149,7 @@ class BoxSet:
 
     def __call__(self, x: Tensor, step: Any) -> Tensor:
         if isinstance(self.lower, int | float) and isinstance(self.upper, int | float):
-            return x.clamp(self.lower, self.upper)  # without a tensor that would have to be copied to the device
+            return x.clamp(self.lower, self.upper)  # a Python number need not be copied to the device
         lower, upper = (torch.as_tensor(end, dtype=x.dtype, device=x.device) for end in (self.lower, self.upper))
         return torch.minimum(torch.maximum(x, lower), upper)
 

@@ -1,6 +1,6 @@
 r"""Proximal gradients: losses plus a penalty that has no gradient, or over a set, by the penalty's proximal operator.
 
-The links take the gradient of the loss (or any update) and a step of their own; `m.prox` has the operators. Put them last.
+The links take the gradient of the loss (or any update) and have a step size; `m.prox` has the operators. Put them last.
 """
 
 from __future__ import annotations
@@ -103,31 +103,31 @@ class FISTA(ProximalGradient):
         state["s"] = 1.0
 
     def advance(self, state: Any, setting: Any) -> None:
-        """Equation 4.2."""
+        """Compute the step number t (equation 4.2)."""
         state["s"] = (1 + (1 + 4 * state["s"] ** 2) ** 0.5) / 2
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Equation 4.1."""
+        """Compute the proximal point (equation 4.1)."""
         state["before"].copy_(state["x"])
         state["x"].copy_(self.move(tensor, param, setting))
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        """Equation 4.3."""
+        """Return the update to the extrapolated point (equation 4.3)."""
         after = state["s"]
         before = (after**2 - after) ** 0.5  # s_k, from equation 4.2
         x = state["x"]
         return param - x - (x - state["before"]) * ((before - 1) / after)
 
     def solutions(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Return the point x of each of these parameters; one that has not been stepped is its own."""
+        """Return the point x of each of these parameters; for a parameter without a step, itself."""
         states = [(param, self.state.get(param)) for param in params]
         return [state["x"] if state else param.detach() for param, state in states]
 
     @contextmanager
     def solved(self, params: Iterable[Tensor]) -> Iterator[None]:
-        """Return a block in which these parameters are the points x, to evaluate or save; training goes on after it."""
+        """Replace these parameters by the points x in a block, to evaluate or save; training continues after it."""
         chosen = list(params)
         with Guard() as guard:
             guard.tensors(chosen)

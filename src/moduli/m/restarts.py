@@ -1,4 +1,4 @@
-"""Forgetting what was learnt."""
+"""Links that reset the state of other links."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RestartStrategy(Module):
 
     @abstractmethod
     def should_reset(self, objective: Objective) -> bool:
-        """Whether it is time."""
+        """Return whether to reset now."""
 
     def update(self, objective: Objective) -> None:
-        """Look at the condition; the links inside learn."""
+        """Check the condition, and let the inner links learn."""
         reset = self.should_reset(objective)
         if "modules" in self.children:
             if reset:
@@ -60,11 +60,11 @@ class RestartStrategy(Module):
             objective.post_step_hooks.append(partial(reset_others, self))
 
     def apply(self, objective: Objective) -> Objective:
-        """What the links inside make of the update."""
+        """Transform the update by the inner links."""
         return self.children["modules"].apply(objective) if "modules" in self.children else objective
 
     def step(self, objective: Objective) -> Objective:
-        """Look at the condition; the links inside make their step."""
+        """Check the condition, and run the step of the inner links."""
         if "modules" not in self.children:
             self.update(objective)
             return objective
@@ -139,7 +139,7 @@ class RestartEvery(RestartStrategy):
         every = self.steps
         if every == "ndim":
             every = sum(p.numel() for p in objective.params) // (objective.members or 1)
-        # Links inside are reset before the step that follows the n-th, all others after the n-th: it is the same.
+        # Inner links are reset before the step that follows the n-th, all others after the n-th, which is equivalent.
         done = self.increment_counter("steps", 0 if "modules" in self.children else 1)
         return done > 0 and done % max(every, 1) == 0
 
@@ -189,7 +189,7 @@ class PowellRestart(RestartStrategy):
         return reset
 
     def step(self, objective: Objective) -> Objective:
-        """Also remembers the slope along the direction, for the second test of the next step."""
+        """Also store the slope along the direction, for the second test of the next step."""
         grads = [grad.clone() for grad in objective.get_grads()]
         out = super().step(objective)
         slope = _dot(out.peek_updates(), grads)
@@ -229,16 +229,16 @@ class BirginMartinezRestart(Module):
         self.set_child("module", module)
 
     def update(self, objective: Objective) -> None:
-        """The links inside learn."""
+        """Let the inner links learn."""
         self.children["module"].update(objective)
 
     def apply(self, objective: Objective) -> Objective:
-        """Their update, or the gradient."""
+        """Return the objective with the inner links' update, or with the gradient."""
         grads = [grad.clone() for grad in objective.get_grads()]
         return self._judge(self.children["module"].apply(objective), grads)
 
     def step(self, objective: Objective) -> Objective:
-        """The links inside make their step; then it is judged."""
+        """Run the step of the inner links, then check its direction."""
         grads = [grad.clone() for grad in objective.get_grads()]
         return self._judge(run(objective, [self.children["module"]]), grads)
 

@@ -41,9 +41,9 @@ class GradientSampling(DeclaredLink, Reformulation):
         include_x0: Whether x is one of the points.
         fixed: The same points at all evaluations of a step, so that line searches see one function; False draws new ones at
             each evaluation.
-        termination: A criterion; where it is met, $\sigma$ shrinks and the criterion begins anew.
+        termination: A criterion; where it is met, $\sigma$ shrinks and the criterion restarts.
         decay: What $\sigma$ is then multiplied by.
-        reset_on_termination: Whether all other links forget what they learnt, too.
+        reset_on_termination: Whether the state of all other links is reset, too.
         seed: Seed of a generator of its own; None for torch's.
 
     Example:
@@ -102,7 +102,7 @@ class GradientSampling(DeclaredLink, Reformulation):
         return [sample_like(params, self.distribution, 1.0, generator) for _ in range(count)]
 
     def pre_step(self, objective: Objective) -> None:
-        """Draw the points of this step, and look whether it is time for a smaller radius."""
+        """Draw the points of this step, and reduce the radius if it is due."""
         self._points = self._draw(objective.params) if self.fixed else None
         criterion = self.children.get("termination")
         if isinstance(criterion, TerminationCriteria) and criterion.check_now(objective) is not None:
@@ -120,7 +120,7 @@ class GradientSampling(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """The aggregate over the points."""
+        """Return the aggregate of losses over the points, and its gradient."""
         points = self._points if self._points is not None else self._draw(params)
         scale = self.global_state.get("scale", 1.0)
         sigmas = [scale * self.settings[param]["sigma"] for param in params]
@@ -130,7 +130,7 @@ class GradientSampling(DeclaredLink, Reformulation):
         for point in [None, *points] if self.include_x0 or not points else points:
             for param, a, sigma, z in zip(params, start, sigmas, point or start, strict=True):
                 param.copy_(a if point is None else a + sigma * z)
-            # The closure may hand out the same tensor again and again.
+            # The closure may return the same tensor every time.
             values.append(closure(backward).clone())
             if backward:
                 grads.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params])
@@ -172,7 +172,7 @@ def _extreme(column: Tensor, largest: bool) -> Tensor:
 
 
 def _shortest(gram: Tensor, rounds: int = 1000) -> Tensor:
-    """Weights of the shortest vector in a convex hull, by Wolfe's criterion with pairwise exact steps."""
+    """Return the weights of the shortest vector in a convex hull, by Wolfe's criterion with pairwise exact steps."""
     weights = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
     weights[int(gram.diagonal().argmin())] = 1.0
     for _ in range(rounds):
@@ -230,8 +230,8 @@ class LaplacianSmoothing(UpdateTransform):
             return tensor
         x = work(tensor).reshape(-1)
         real = not x.is_complex()
-        found = torch.fft.rfft(x) if real else torch.fft.fft(x)
-        angle = torch.arange(len(found), device=tensor.device, dtype=found.real.dtype) * (2 * math.pi / n)
-        found = found / (1 + 2 * setting["sigma"] * (1 - torch.cos(angle)))
-        smooth = torch.fft.irfft(found, n) if real else torch.fft.ifft(found)
+        spectrum = torch.fft.rfft(x) if real else torch.fft.fft(x)
+        angle = torch.arange(len(spectrum), device=tensor.device, dtype=spectrum.real.dtype) * (2 * math.pi / n)
+        spectrum = spectrum / (1 + 2 * setting["sigma"] * (1 - torch.cos(angle)))
+        smooth = torch.fft.irfft(spectrum, n) if real else torch.fft.ifft(spectrum)
         return smooth.reshape(tensor.shape).to(tensor.dtype)

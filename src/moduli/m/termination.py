@@ -1,4 +1,4 @@
-"""When to stop."""
+"""Links that stop training."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ class TerminationCriteria(Module):
 
     @abstractmethod
     def met(self, objective: Objective) -> str | None:
-        """Why it is time to stop, or None."""
+        """Return the reason to stop, or None."""
 
     def check_now(self, objective: Objective) -> str | None:
-        """The same, counting steps in a row."""
+        """Return the reason to stop after n steps in a row with the condition met, or None."""
         reason = self.met(objective)
         hits = self.global_state.get("hits", 0) + 1 if reason is not None else 0
         self.global_state["hits"] = hits
         return reason if reason is not None and hits >= self.n else None
 
     def update(self, objective: Objective) -> None:
-        """Look, and ask for the end where the condition has been met n times."""
+        """Check the condition, and ask to stop after n steps in a row."""
         reason = self.check_now(objective)
         if reason is not None:
             objective.terminate(reason)
 
     def apply(self, objective: Objective) -> Objective:
-        """The update stays as it is."""
+        """Return the objective unmodified."""
         return objective
 
 
@@ -139,7 +139,7 @@ class TerminateAfterNSeconds(TerminationCriteria):
 
     def met(self, objective: Objective) -> str | None:
         now = self.sec_fn()
-        # What is saved is the time spent, not the clock: a resumed run goes on counting.
+        # The elapsed time is saved, not the clock: a resumed run continues counting.
         spent = self.global_state.get("spent", 0.0) + now - getattr(self, "_last", now)
         self._last, self.global_state["spent"] = now, spent
         return f"{self.seconds:g} seconds have passed" if spent >= self.seconds else None
@@ -270,7 +270,7 @@ class TerminateOnLossReached(TerminationCriteria):
 
 
 class TerminateNever(TerminationCriteria):
-    """Never ends; holds a place.
+    """Never ends; a placeholder.
 
     Example:
         >>> from moduli import m
@@ -291,7 +291,7 @@ class _Several(TerminationCriteria):
         self.set_children_sequence(criteria, prefix="criterion_")
 
     def _reasons(self, objective: Objective) -> list[str | None]:
-        # Every one looks at every step, with its own patience.
+        # Every criterion is checked at every step, with its own patience.
         children = self.get_children_sequence("criterion_")
         return [child.check_now(objective) for child in children if isinstance(child, TerminationCriteria)]
 
@@ -359,13 +359,13 @@ def make_termination_criteria(
         >>> type(m.make_termination_criteria(gtol=1e-6, maxiter=100)).__name__
         'TerminateAny'
     """
-    found: list[TerminationCriteria] = []
-    found += [] if ftol is None else [TerminateOnNoImprovement(ftol, n=n)]
-    found += [] if gtol is None else [TerminateByGradientNorm(gtol, n=n)]
-    found += [] if stol is None else [TerminateByUpdateNorm(stol, n=n)]
-    found += [] if maxiter is None else [TerminateAfterNSteps(maxiter)]
-    found += [] if maxeval is None else [TerminateAfterNEvaluations(maxeval)]
-    found += [] if maxsec is None else [TerminateAfterNSeconds(maxsec)]
-    found += [] if target_loss is None else [TerminateOnLossReached(target_loss)]
-    found += extra or []
-    return found[0] if len(found) == 1 else TerminateAny(*found) if found else TerminateNever()
+    criteria: list[TerminationCriteria] = []
+    criteria += [] if ftol is None else [TerminateOnNoImprovement(ftol, n=n)]
+    criteria += [] if gtol is None else [TerminateByGradientNorm(gtol, n=n)]
+    criteria += [] if stol is None else [TerminateByUpdateNorm(stol, n=n)]
+    criteria += [] if maxiter is None else [TerminateAfterNSteps(maxiter)]
+    criteria += [] if maxeval is None else [TerminateAfterNEvaluations(maxeval)]
+    criteria += [] if maxsec is None else [TerminateAfterNSeconds(maxsec)]
+    criteria += [] if target_loss is None else [TerminateOnLossReached(target_loss)]
+    criteria += extra or []
+    return criteria[0] if len(criteria) == 1 else TerminateAny(*criteria) if criteria else TerminateNever()

@@ -40,7 +40,7 @@ class SVRG(DeclaredLink, Reformulation):
     Args:
         svrg_steps: Steps between full gradients.
         accum_steps: Batches that make a full gradient; None: as many as `svrg_steps`.
-        reset_before_accum: Whether the other links forget what they learnt when a new full gradient is begun.
+        reset_before_accum: Whether the other links are reset when a new full gradient is started.
         svrg_loss: Whether the loss is corrected in the same way, by $-\alpha (f_b(x_0) - \bar f(x_0))$.
         alpha: How much is corrected, a number or a schedule; 1 is unbiased with the least variance near $x_0$.
 
@@ -77,7 +77,7 @@ class SVRG(DeclaredLink, Reformulation):
     alpha: Setting = 1.0
 
     def apply(self, objective: Objective) -> Objective:
-        """Averages the full gradient, or installs the corrected loss."""
+        """Average the full gradient, or install the corrected loss."""
         setting, memory = self.settings[objective.params[0]], self.global_state
         if any("anchor" not in self.state[param] for param in objective.params):  # a new parameter: begin again
             memory["left"] = memory["gathered"] = 0
@@ -89,7 +89,7 @@ class SVRG(DeclaredLink, Reformulation):
         return super().apply(objective)
 
     def _gather(self, objective: Objective, setting: Any) -> bool:
-        """Take the gradient of one batch into the average; whether this step may go on with it."""
+        """Add the gradient of one batch to the average; return whether this step may go on with it."""
         memory, states = self.global_state, [self.state[param] for param in objective.params]
         count = memory.get("gathered", 0)
         if count == 0:
@@ -100,12 +100,12 @@ class SVRG(DeclaredLink, Reformulation):
                 whole = objective.clone(clone_updates=False)
                 whole.closure = full
                 loss, grads = whole.get_loss_grads(at_x0=False)
-                found = [grad.clone() for grad in grads]
+                grads_copy = [grad.clone() for grad in grads]
             wanted = 1
         else:
-            loss, found = objective.get_loss_grads()
+            loss, grads_copy = objective.get_loss_grads()
             wanted = setting["accum_steps"] or setting["svrg_steps"]
-        for state, grad in zip(states, found, strict=True):
+        for state, grad in zip(states, grads_copy, strict=True):
             state["full"].add_((grad - state["full"]) / (count + 1))
         memory["full_loss"] = memory.get("full_loss", 0.0) + (
             (0.0 if loss is None else read(loss)) - memory.get("full_loss", 0.0)
@@ -127,7 +127,7 @@ class SVRG(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """The corrected loss, and its gradient."""
+        """Return the corrected loss, and its gradient."""
         setting = self.settings[params[0]]
         alpha, states = setting["alpha"], [self.state[param] for param in params]
         here = [param.clone() for param in params]
@@ -208,6 +208,6 @@ class MARSCorrection(ListTransform):
         return out
 
     def reset_for_online(self) -> None:
-        """Forgets the last update."""
+        """Clear the last update."""
         super().reset_for_online()
         self.clear_state_keys("previous")

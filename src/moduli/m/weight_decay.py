@@ -1,8 +1,8 @@
 """Weight decay and regularisation.
 
-* Weight decay, coupled or not by its place in the chain.
+* Weight decay, coupled or decoupled by its position in the chain.
 * Weight decay relative to the size of the update.
-* Regularisation by chance: updates and weights that are dropped, perturbed or begun again.
+* Random regularisation: updates and weights that are dropped, perturbed or reset.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
 
 
 def penalty(param: Tensor, ord: Any) -> Tensor:
-    """The direction in which a weight decays, the gradient of |x|^ord / ord."""
+    """Return the direction in which a weight decays, the gradient of |x|^ord / ord."""
     if ord == 2:
         return param
     if ord == 1:
         return param.sgn()
-    # The sign apart from the power: odd powers must not turn, nor fractional ones fail, for negative weights.
+    # The sign is split from the power: odd powers must not flip, nor fractional ones fail, for negative weights.
     return param.sgn() * param.abs() ** (ord - 1)
 
 
@@ -168,7 +168,7 @@ class RelativeWeightDecay(UpdateTransform):
 
 
 def _coins(tensor: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
-    """True with this probability, for each number of a tensor."""
+    """Return True with this probability, for each element of a tensor."""
     return torch.rand(tensor.shape, device=tensor.device, generator=generator) < chance
 
 
@@ -215,7 +215,7 @@ class _ChangeWeights(DeclaredLink, Reformulation):
 
     @abstractmethod
     def change(self, param: Tensor, drawn: Tensor) -> None:
-        """Change a weight by what was drawn for it."""
+        """Change a weight by the numbers drawn for it."""
 
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
@@ -254,14 +254,14 @@ class WeightDropout(_ChangeWeights):
     seed: int | None = None
 
     def pre_step(self, objective: Objective) -> None:
-        """Chooses the weights of this step."""
+        """Choose the weights of this step."""
         self._drawn = [
             _coins(param, self.settings[param]["p"], self.get_generator(param.device, self.seed))
             for param in objective.params
         ]
 
     def change(self, param: Tensor, drawn: Tensor) -> None:
-        """Without them."""
+        """Set the chosen weights to zero."""
         param.masked_fill_(drawn, 0)
 
 
@@ -297,7 +297,7 @@ class PerturbWeights(_ChangeWeights):
     seed: int | None = None
 
     def pre_step(self, objective: Objective) -> None:
-        """Draws the noise of this step."""
+        """Draw the noise of this step."""
         params = objective.params
         generator = self.get_generator(params[0].device, self.seed)
         self._drawn = []
@@ -309,7 +309,7 @@ class PerturbWeights(_ChangeWeights):
             self._drawn.append(z * (setting["alpha"] * size))
 
     def change(self, param: Tensor, drawn: Tensor) -> None:
-        """With the noise."""
+        """Add the noise."""
         param.add_(drawn)
 
 
@@ -321,9 +321,9 @@ class RandomReinitialize(Module):
     Args:
         p_reinit: The probability of it at a step.
         p_weights: The probability of each weight then.
-        store_every: Store the weights anew at every n-th step; None keeps the first ones.
+        store_every: The number of steps after which the weights are stored again; None keeps the first ones.
         beta: Mix what is stored with what was stored before, of which this part is kept.
-        reset: Whether all other links forget what they learnt, too.
+        reset: Whether the state of all other links is reset, too.
         seed: Draws from a generator of its own, which is saved; None for torch's.
 
     Example:
@@ -359,7 +359,7 @@ class RandomReinitialize(Module):
         self.store_every, self.reset_others, self.seed = store_every, reset, seed
 
     def update(self, objective: Objective) -> None:
-        """Stores weights, and throws the dice."""
+        """Store initial weights, and draw whether to reset some."""
         params = objective.params
         steps = self.increment_counter("steps", 0)
         for param in params:
@@ -380,7 +380,7 @@ class RandomReinitialize(Module):
             objective.post_step_hooks.append(partial(reset_others, self))
 
     def apply(self, objective: Objective) -> Objective:
-        """Leads the chosen weights back."""
+        """Return the objective with an update that resets the chosen weights."""
         out = list(objective.get_updates())
         for i, param in enumerate(objective.params):
             state = self.state[param]

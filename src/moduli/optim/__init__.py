@@ -27,6 +27,7 @@ from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
 from ._label_order import Follows
+from ._matrix_link import MatrixLink
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
 from ._settings import Schedule, Setting
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
@@ -35,7 +36,7 @@ from .chain import Chain, flatten, maybe_chain
 from .declared import Ranges, make_constructor
 from .functional import step, step_tensors
 from .master_weights import MasterWeights, RoundingTransform
-from .matrix_view import MatrixLink, MatrixView, matrix_view
+from .matrix_view import MatrixView, matrix_view
 from .module import Chainable, Module
 from .objective import Objective
 from .optimizer import Optimizer

@@ -1,4 +1,4 @@
-"""What is checked of a chain before its first step: each link is used once, and finds what it needs."""
+"""Checks of a chain before its first step: each link is used once, and the needs of each are met."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
-    """All links with their paths; each may be used once, in one optimizer."""
+    """Return all links with their paths; raise ChainError if one is used twice or belongs to another optimizer."""
     out: list[tuple[str, Module]] = []
     seen: dict[int, str] = {}
     for i, top in enumerate(optimizer.modules):
@@ -37,7 +37,7 @@ def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
 
 
 def check_chain(optimizer: Optimizer) -> None:
-    """Refuse links that can't work here: by themselves, without a population, or with this one."""
+    """Raise ChainError for links that can't work: on their own, without a population, or with this one."""
     links, population = optimizer._links, optimizer.population
     for path, link in links:
         link.check()
@@ -62,7 +62,7 @@ _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 def check_shares(links: Sequence[Module]) -> None:
     """Raise ChainError for links that need all parameters where ZeroRedundancyOptimizer gives each process some of them.
 
-    It hands an optimizer its parameters as any program does, so the calls around the constructor are all that tells.
+    It constructs an optimizer as any program does, so it is recognised by the calling frames.
     """
     frames = itertools.islice(traceback.walk_stack(None), 12) if _ZERO in sys.modules else ()
     inside = any(frame.f_globals.get("__name__") == _ZERO for frame, _ in frames)
@@ -73,7 +73,7 @@ def check_shares(links: Sequence[Module]) -> None:
 
 
 def check_options(optimizer: Optimizer, capturable: bool) -> None:
-    """Raise an error where a chain can't be captured in a graph of an accelerator, or differentiated, though it is to be."""
+    """Raise an error if the chain is to be captured in a graph, or differentiated, and can't be."""
     if capturable:
         check_capturable([link for _, link in optimizer._links], optimizer.binding.fuse)
         optimizer.binding.device_steps = DeviceSteps()
@@ -82,7 +82,7 @@ def check_options(optimizer: Optimizer, capturable: bool) -> None:
 
 
 def _check_graph(optimizer: Optimizer) -> None:
-    """Refuse what autograd can't see through."""
+    """Raise ValueError or ChainError if autograd can't differentiate through a step."""
     if optimizer.maximize:
         raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
     check_differentiable(optimizer.modules)

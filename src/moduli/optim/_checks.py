@@ -1,7 +1,7 @@
-"""What links and their hooks get wrong, as errors that name the link, the hook and the parameter.
+"""Errors for what links and their hooks get wrong; they name the link, the hook and the parameter.
 
-Results are checked at the first step with a list of parameters only: a hook that was right once is trusted. What a hook raises is
-explained whenever it does, which costs nothing while it does not.
+Results are checked at the first step with a list of parameters only. Errors raised by a hook are explained at every step, which
+costs nothing while there are none.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from .transform import TensorTransform
 
 HALVES = (torch.float16, torch.bfloat16)
-#: What a link has once the constructors above its own have run.
+#: Attributes that the constructors of the base classes set.
 MADE = ("defaults", "settings", "children", "global_state", "rows", "row_writes", "_projected", "_stand_ins")
 
 
 def check_made(link: Module, settings: type) -> None:
-    """Raise TypeError for a new link that is missing what the classes above its own make, or has replaced it.
+    """Raise TypeError if a new link lacks attributes that its base classes set, or has replaced them.
 
     Args:
         link: The link.
         settings: The class of `link.settings`.
     """
-    name, made = type(link).__name__, vars(link)
-    if any(key not in made for key in MADE):
+    name, attributes = type(link).__name__, vars(link)
+    if any(key not in attributes for key in MADE):
         raise TypeError(_FORGOTTEN.format(name=name))
-    held = made["settings"]
-    if not isinstance(held, settings) or held.defaults is not made["defaults"]:  # type: ignore[attr-defined]
-        key = "defaults" if isinstance(held, settings) else "settings"
+    own = attributes["settings"]
+    if not isinstance(own, settings) or own.defaults is not attributes["defaults"]:  # type: ignore[attr-defined]
+        key = "defaults" if isinstance(own, settings) else "settings"
         what = "its settings for each parameter; give them to super().__init__ and call what is yours otherwise"
         raise TypeError(f"{name}.__init__ replaces self.{key}, where a link has {what}")
 
@@ -45,7 +45,7 @@ _FORGOTTEN = "{name}.__init__ has to call super().__init__ before it sets anythi
 
 
 def explain_unmade(name: str, error: Exception) -> str | None:
-    """Return what to say of an AttributeError while a link is made; None where the error says enough."""
+    """Return a message for an AttributeError raised while a link is constructed; None if the error is clear by itself."""
     if not isinstance(error, AttributeError):
         return None
     if error.name in MADE:
@@ -60,25 +60,25 @@ def explain_unmade(name: str, error: Exception) -> str | None:
 def explain_error(
     error: Exception, link: Module, hook: str, param: str, state: Mapping[str, Any], setting: Mapping[str, Any]
 ) -> Exception | None:
-    """Return what to raise in place of an error of a hook; None where the error says enough.
+    """Return a clearer error in place of one that a hook raised; None if the error is clear by itself.
 
     Args:
-        error: What the hook raised.
+        error: The error.
         link: The link.
         hook: The name of the hook.
         param: The name of the parameter.
-        state: Its state, as the hook saw it.
-        setting: Its settings, as the hook saw them.
+        state: Its state, as passed to the hook.
+        setting: Its settings, as passed to the hook.
     """
     where = f"{type(link).__name__}.{name_hook(link, hook)}, for parameter {param}"
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         key = error.args[0]
         if key in state or key in setting or " " in key:
             return None
-        known = f"the state has {', '.join(state) or 'nothing'}, the settings are {', '.join(setting) or 'none'}"
+        present = f"the state has {', '.join(state) or 'nothing'}, the settings are {', '.join(setting) or 'none'}"
         beginning = "begin" if hasattr(link, "begin") else "single_tensor_initialize"
         remedy = f"a setting is an attribute of the class, `{key}: float = ...`, and state is made in {beginning}"
-        return KeyError(f"{where}: there is neither state nor a setting {key!r} ({known}); {remedy}")
+        return KeyError(f"{where}: there is neither state nor a setting {key!r} ({present}); {remedy}")
     if isinstance(error, RuntimeError):
         if not in_transform() or "vmap" not in str(error):
             return None
@@ -94,7 +94,7 @@ def explain_error(
     return None
 
 
-# What hooks are called in the bases of `transforms`, which hand them on.
+# The names of hooks in the base classes of `transforms`, which forward to them.
 _SHORT = {
     "single_tensor_initialize": ("begin",),
     "single_tensor_update": ("learn",),
@@ -105,54 +105,62 @@ _SHORT = {
 
 
 def name_hook(link: Module, hook: str) -> str:
-    """Return the name under which the author of a link wrote one of its hooks."""
+    """Return the name under which a link's class defines one of its hooks."""
     names = (hook, *_SHORT.get(hook, ()))
     return next((name for kind in type(link).__mro__ for name in names if name in vars(kind)), hook)
 
 
-def check_result(where: str, result: Any, given: Tensor) -> None:
-    """Raise TypeError or ValueError unless a hook returned a tensor with the shape and dtype of the one it was given.
+def check_result(where: str, result: Any, tensor: Tensor) -> None:
+    """Raise TypeError or ValueError unless a hook returned a tensor with the shape and dtype of its input.
 
     Args:
         where: The link, its hook and the parameter, as text.
-        result: What the hook returned.
-        given: The tensor that it was given; those of half precision may become float32.
+        result: The value that the hook returned.
+        tensor: The input tensor; the result of half precision may be float32.
     """
     if not isinstance(result, Tensor):
         got = "None (a return is missing?)" if result is None else f"a {type(result).__name__}"
         raise TypeError(f"{where} returned {got}; return the transformed tensor")
-    if result.shape != given.shape:
-        what = f"a tensor of shape {tuple(result.shape)}, but was given one of shape {tuple(given.shape)}"
+    if result.shape != tensor.shape:
+        what = f"a tensor of shape {tuple(result.shape)}, but was given one of shape {tuple(tensor.shape)}"
         raise ValueError(f"{where} returned {what}; return one number for each of the parameter")
-    if result.dtype is not given.dtype and not (given.dtype in HALVES and result.dtype is torch.float32):
-        raise TypeError(f"{where} returned {result.dtype}, but was given {given.dtype}; return result.to(tensor.dtype)")
+    if result.dtype is not tensor.dtype and not (tensor.dtype in HALVES and result.dtype is torch.float32):
+        raise TypeError(
+            f"{where} returned {result.dtype}, but was given {tensor.dtype}; return result.to(tensor.dtype)"
+        )
 
 
-def check_results(link: TensorTransform, results: Any, given: HookArguments) -> None:
-    """Raise an error unless the hooks that transform returned one tensor for each parameter, like the one it was given."""
+def check_results(link: TensorTransform, results: Any, arguments: HookArguments) -> None:
+    """Raise an error unless the hooks that transform returned one tensor for each parameter, like its input.
+
+    Args:
+        link: The link.
+        results: The value that its hook returned.
+        arguments: The arguments of the hook.
+    """
     hook = "multi_tensor_apply" if link.has_own("multi_tensor_apply") else "single_tensor_apply"
     where = f"{type(link).__name__}.{name_hook(link, hook)}"
     if not isinstance(results, Sequence):
         raise TypeError(f"{where} returned a {type(results).__name__}; return a list, one tensor for each parameter")
-    if len(results) != len(given.tensors):
-        what = f"{len(results)} tensors for {len(given.tensors)} parameters"
+    if len(results) != len(arguments.tensors):
+        what = f"{len(results)} tensors for {len(arguments.tensors)} parameters"
         raise ValueError(f"{where} returned {what}; return one for each, in their order")
-    for i, (result, tensor) in enumerate(zip(results, given.tensors, strict=True)):
-        check_result(f"{where}, for parameter {name_param(link, given, i)},", result, tensor)
+    for i, (result, tensor) in enumerate(zip(results, arguments.tensors, strict=True)):
+        check_result(f"{where}, for parameter {name_param(link, arguments, i)},", result, tensor)
 
 
 def check_pointwise(
     links: Sequence[TensorTransform], settings: Sequence[Mapping[str, Any]], cohort: Any, grads: bool
 ) -> None:
-    """Run the hooks of pointwise links once on tensors of ones, before they are traced, and check what they return.
+    """Run the hooks of pointwise links once on tensors of ones, before they are traced, and check their results.
 
-    What runs while hooks are traced is compared at every step, so nothing is checked there.
+    A trace has no checks of its own: the operations in it would run at every step.
 
     Args:
         links: The links of a fused run.
         settings: The settings of each.
         cohort: Parameters of the run that share them, with their states.
-        grads: Whether hooks are given the gradient.
+        grads: Whether hooks are passed the gradient.
     """
     first = cohort.params[0]
     precision = torch.float32 if first.dtype in HALVES else first.dtype.to_real()
@@ -168,14 +176,14 @@ def check_pointwise(
     ):
         setting = link.add_dtype(setting, first)
         state = {key: make(column[0]) for key, column in zip(keys, columns, strict=True)}
-        given = {**state, **numbers}
-        link.advance_numbers(given, setting)
+        values = {**state, **numbers}
+        link.advance_numbers(values, setting)
         for hook in ("single_tensor_update", "single_tensor_apply"):
             try:
-                with torch.random.fork_rng(devices=[]), link.shown([param], [given], [setting]):
-                    result = getattr(link, hook)(tensor, param, make() if grads else None, None, given, setting)
+                with torch.random.fork_rng(devices=[]), link.shown([param], [values], [setting]):
+                    result = getattr(link, hook)(tensor, param, make() if grads else None, None, values, setting)
             except (KeyError, TypeError, AttributeError) as error:
-                explained = explain_error(error, link, hook, name, given, setting)
+                explained = explain_error(error, link, hook, name, values, setting)
                 if explained is None:
                     raise
                 raise explained from error
@@ -194,19 +202,25 @@ def check_updates(objective: Objective, link: Module) -> None:
     each: Any
     for i, (each, param) in enumerate(zip(updates, params, strict=True)):
         if not isinstance(each, Tensor):
-            found = f"a {type(each).__name__}"
+            problem = f"a {type(each).__name__}"
         elif each.shape != param.shape:
-            found = f"an update of shape {tuple(each.shape)}"
+            problem = f"an update of shape {tuple(each.shape)}"
         else:
             continue
         named = find_name(link, param) or str(i)
-        raise ValueError(f"{name} left {found} for parameter {named}, which has the shape {tuple(param.shape)}")
+        raise ValueError(f"{name} left {problem} for parameter {named}, which has the shape {tuple(param.shape)}")
 
 
-def name_param(link: Module, given: HookArguments, i: int) -> str:
-    """Return the name of a parameter that a hook sees, perhaps in another form; its position where it has none."""
-    slot = next((slot for slot, row in link.rows.items() if row is given.states[i]), None)
-    param = given.params[i] if slot is None else link.settings.binding.slots.params[slot]
+def name_param(link: Module, arguments: HookArguments, i: int) -> str:
+    """Return the name of a parameter that is passed to a hook; its position where it has none.
+
+    Args:
+        link: The link.
+        arguments: The arguments of the hook.
+        i: The position of the parameter among them, which may be a view or a vector of the optimizer's parameters.
+    """
+    slot = next((slot for slot, row in link.rows.items() if row is arguments.states[i]), None)
+    param = arguments.params[i] if slot is None else link.settings.binding.slots.params[slot]
     return find_name(link, param) or str(i)
 
 

@@ -1,4 +1,4 @@
-"""Closures: the objective as a function that evaluates the model, in the three forms that users write it."""
+"""Closures: the three forms in which users write the objective, and their evaluation."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Closure:
         self.model: Any = None
 
     def __call__(self, backward: bool = True) -> Any:
+        """Return the detached loss, after `backward` where that is wanted."""
         if not backward:
             return run_without_graph(self.value).detach()
         with torch.enable_grad():
@@ -46,7 +47,7 @@ class Closure:
         return loss.detach()
 
     def value(self) -> Any:
-        """The loss, with its graph where grad mode is on."""
+        """Return the loss, with its graph where grad mode is on."""
         if not self.of_model:
             return self.fn()
         if self.model is None:
@@ -55,8 +56,8 @@ class Closure:
 
 
 def _takes_model(fn: Callable[..., Any]) -> bool:
-    """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
-    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case, made anew at every step
+    """Return whether a function needs one argument; `lambda x=x: ...` needs none, since it only captures a loop variable."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case: a new lambda at every step
         needed = fn.__code__.co_argcount - len(fn.__defaults__ or ())
         if needed < 2 and not fn.__code__.co_kwonlyargcount:
             return needed == 1
@@ -64,10 +65,10 @@ def _takes_model(fn: Callable[..., Any]) -> bool:
         signature = inspect.signature(fn)
     except ValueError:  # a builtin function that does not say
         return False
-    for given in ((), (None,)):
+    for arguments in ((), (None,)):
         with suppress(TypeError):
-            signature.bind(*given)
-            return bool(given)
+            signature.bind(*arguments)
+            return bool(arguments)
     raise TypeError(f"closure takes a function of nothing, or of the model; this one takes {signature}")
 
 
@@ -98,35 +99,37 @@ def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
     return Closure(fn, fixed=fixed)
 
 
-def run_without_graph(ask: Callable[[], Any]) -> Any:
-    """A value-only evaluation, for which nothing is saved.
+def run_without_graph(evaluate: Callable[[], Any]) -> Any:
+    """Return a value-only evaluation, for which autograd saves nothing.
 
-    A loss that differentiates inside (a physics-informed net) can't be evaluated so: it is evaluated with grad mode on.
+    A loss that differentiates inside (a physics-informed net) fails without a graph: it is evaluated with grad mode on.
     """
     try:
         with torch.no_grad():
-            return ask()
+            return evaluate()
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise
     with torch.enable_grad():
-        return ask()
+        return evaluate()
 
 
 def _kind(fn: Callable[..., Any]) -> str:
-    """How to ask for the value only: by the "keyword" `backward`, or "no" where it can't be asked for."""
+    """Return "keyword" if the function takes `backward`, so that it can be evaluated for its value only; otherwise "no"."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin function that does not say
         return "no"
-    asks = any(parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return "keyword" if asks else "no"
+    has_keyword = any(
+        parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+    )
+    return "keyword" if has_keyword else "no"
 
 
 class Evaluator:
-    """A user's closure, whatever its form, with one way to ask it; counts what it is asked."""
+    """A user's closure of any form behind one interface, with a count of its evaluations."""
 
-    start: Tensor | None = None  # the loss where the step began, where a link has put another closure in its place
+    start: Tensor | None = None  # the loss at the start of the step, if a link replaced the closure
 
     def __init__(self, source: Callable[..., Any], negated: bool = False) -> None:
         self.source = source
@@ -136,33 +139,33 @@ class Evaluator:
         self.kind = "function" if self.fn is not None else _kind(source)
         self.count = 0
         self.negated = negated
-        self.turned = False  # whether gradients have the sign that links want, and not the user's
+        self.turned = False  # whether gradients are negated for the links (maximize)
         self.scope: Callable[[], Any] = nullcontext
 
     def _sign(self, loss: Any) -> Any:
         return -loss if self.negated and loss is not None else loss
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluations run under the autocast that the step was called in; links do not."""
+        """Return the result of an evaluation, run under the autocast that the step was called in; links run without."""
         with self.scope(), allow_interrupts():
             return fn(*args, **kwargs)
 
     def ask(self) -> Any:
-        """The loss, gradients not asked for, in the grad mode that is on."""
+        """Return the loss, without requesting gradients, in the current grad mode."""
         self.count += 1
         if self.kind == "keyword":
             return self._call(self.source, backward=False)
         return self._call(self.fn or self.source)
 
     def value(self) -> Any:
-        """The loss alone: no graph is made, but by a closure that can't be asked for that."""
+        """Return the loss alone, without a graph unless the closure always builds one."""
         if self.kind == "no":
             with torch.enable_grad():
                 return self._sign(self.ask())
         return self._sign(run_without_graph(self.ask))
 
     def graph(self) -> Any:
-        """The loss with its graph."""
+        """Return the loss with its graph."""
         if self.kind == "no":
             raise ClosureError(f"this chain differentiates the loss, but the closure calls backward(): {PASS_LOSS}")
         self.turned = self.negated
@@ -173,9 +176,9 @@ class Evaluator:
         return loss
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss, None where the closure has none; gradients are left in `.grad`, with the sign that links want."""
+        """Return the loss, or None where the closure returns none; write gradients to `.grad`, negated to maximize."""
         first, self.count = self.count == 0, self.count + 1
-        # What a user's closure finds at the first evaluation is its own business: it may accumulate.
+        # Gradients stay for the first evaluation of a user's closure, which may accumulate.
         if self.fn is not None or not first:
             for param in params:
                 param.grad = None
@@ -195,7 +198,7 @@ class Evaluator:
         return self._sign(loss)
 
     def _ask_user(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """A closure that calls backward, or returns a loss that is differentiated here, or finds gradients there."""
+        """Return the loss of a closure that calls backward, that returns a loss with a graph, or that leaves gradients."""
         before = list(map(_grad, params))
         versions = [None if grad is None else grad._version for grad in before]
         loss = self._call(self.source)
@@ -212,7 +215,7 @@ class Evaluator:
             except RuntimeError as error:
                 for param, grad in zip(params, after, strict=True):
                     param.grad = grad
-                # It was differentiated before the step, and what was found is in `.grad`.
+                # It was differentiated before the step, and the gradients are in `.grad`.
                 if "second time" not in str(error):
                     raise
         elif loss is not None and all(grad is None for grad in after):
@@ -221,7 +224,7 @@ class Evaluator:
 
 
 def negate_gradients(params: Iterable[Tensor]) -> None:
-    """Turn gradients round."""
+    """Negate `.grad` of each parameter."""
     for param in params:
         if param.grad is not None:
             param.grad = -param.grad
@@ -229,7 +232,7 @@ def negate_gradients(params: Iterable[Tensor]) -> None:
 
 @contextmanager
 def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
-    """A block in which parameters have no gradients: a user's closure may call backward, or zero them in place."""
+    """Clear gradients for a block, and restore them at its end: a user's closure may call backward, or zero them in place."""
     with Guard() as guard:
         guard.gradients(params)
         for param in params:
@@ -239,16 +242,18 @@ def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
 
 
 class FormEvaluator(Evaluator):
-    """A closure of parameters that links see in another form: what links have moved is pushed there, gradients come back.
+    """A closure over the model's parameters, for links that work on another form of them (whole tensors, members' matrix).
+
+    Before each evaluation values are written from that form to the parameters, and gradients are converted back after it.
 
     Args:
         inner: The closure's evaluator.
         leaves: The parameters that it differentiates with respect to.
-        push: Brings the parameters to where the links have put their form.
-        gather: Makes the gradients of the parameters those of their form.
+        push: Writes the values of the form to the parameters.
+        gather: Writes the gradients of the parameters to the form.
 
     Attributes:
-        ask_value: Evaluates the loss alone, where it is not the closure's own way.
+        ask_value: Evaluates the loss alone, where that differs from the closure's `value`.
     """
 
     def __init__(
@@ -261,32 +266,38 @@ class FormEvaluator(Evaluator):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """How often it was asked."""
+        """The number of evaluations."""
         return self.inner.count
 
     def graph(self) -> Any:
-        """Refused: the graph goes through the parameters in their own form."""
+        """Raise ClosureError: the graph goes through the parameters in their own form."""
         raise ClosureError("a loss of parameters in pieces, or of a population's matrix, can be differentiated once")
 
     def value(self) -> Any:
-        """The loss, gradients not asked for."""
+        """Return the loss, without requesting gradients."""
         self.push()
         with hold_gradients(self.leaves):
             return self.ask_value()
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss; gradients are left in `.grad`, of parameters and of their form."""
+        """Return the loss; write gradients to `.grad` of the parameters and of their form."""
         self.push()
         loss = self.inner.gradient(self.leaves, scalar)
         self.gather()
         return loss
 
 
-def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
-    """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
-    loss = given if isinstance(given, Tensor) else getattr(given, "data", None)  # a labelled tensor
-    if not isinstance(loss, Tensor) or not (loss is given or hasattr(given, "dims")):
-        raise ClosureError(f"the closure returned a {type(given).__name__}; return the loss as a 0-d tensor")
+def add_up(value: Any, members: int | None, residuals: bool) -> Tensor:
+    """Return the number to differentiate: the loss, half the squared residuals, or the sum over members.
+
+    Args:
+        value: The value that the closure returned.
+        members: The number of members of a population; None for one model.
+        residuals: Whether a vector is one of residuals.
+    """
+    loss = value if isinstance(value, Tensor) else getattr(value, "data", None)  # a labelled tensor
+    if not isinstance(loss, Tensor) or not (loss is value or hasattr(value, "dims")):
+        raise ClosureError(f"the closure returned a {type(value).__name__}; return the loss as a 0-d tensor")
     if members is not None:
         return check_losses(loss, members).sum()
     if loss.dim() == 0:
@@ -299,7 +310,7 @@ def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
 
 
 def check_losses(loss: Any, members: int) -> Tensor:
-    """The losses of a population, one per member."""
+    """Return the losses of a population; raise ClosureError unless there is one per member."""
     if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != members:
         what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ClosureError(f"the closure returned a {what} for {members} members; return one loss per member")

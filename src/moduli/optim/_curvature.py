@@ -1,4 +1,4 @@
-"""The parts of the objective that evaluate elsewhere and differentiate twice: trial points, and the Hessian."""
+"""The parts of an objective that evaluate it at trial points and differentiate it twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _METHODS = ("autograd", "batched_autograd", "fd_forward", "fd_central")
 
-# The products that each way to a dense Hessian is made of; the forms of torch.func differentiate the same graph in the same way.
+# The Hessian products behind each `hessian_method`; the forms of torch.func differentiate the same graph in the same way.
 _PRODUCTS = {
     **dict.fromkeys(("batched_autograd", "func", "functional_fwdrev"), "batched_autograd"),
     **dict.fromkeys(("autograd", "functional_revrev"), "autograd"),
@@ -32,21 +32,24 @@ HESSIAN_METHODS = tuple(_PRODUCTS)
 """How a dense Hessian may be asked for: the values of `hessian_method`."""
 
 
-def _check(key: str, value: str, known: Iterable[str]) -> str:
-    if value not in known:
-        raise ValueError(f"{key} is {value!r}; it can be {', '.join(known)}")
+def _check(key: str, value: str, choices: Iterable[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{key} is {value!r}; it can be {', '.join(choices)}")
     return value
 
 
 def _differentiate(
     values: Sequence[Tensor], params: Sequence[Tensor], z: Sequence[Tensor] | None, batch: int = 0, graph: bool = False
 ) -> list[Tensor]:
-    """Derivative of <v, z>, or of one number; of several z, where a batch of them is given. Constants contribute nothing."""
+    """Return the derivatives of <v, z>, or of one number; for a batch of z where `batch` is set.
+
+    Values without a graph contribute nothing, and parameters that no value depends on get zeros.
+    """
     live = [i for i, value in enumerate(values) if value.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(params)
+    derivatives: Sequence[Tensor | None] = [None] * len(params)
     if live:
         with allow_interrupts():
-            found = torch.autograd.grad(
+            derivatives = torch.autograd.grad(
                 [values[i] for i in live],
                 params,
                 grad_outputs=None if z is None else [z[i] for i in live],
@@ -56,11 +59,13 @@ def _differentiate(
                 is_grads_batched=bool(batch),
             )
     sizes = (batch,) if batch else ()
-    return [p.new_zeros(*sizes, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
+    return [
+        p.new_zeros(*sizes, *p.shape) if grad is None else grad for grad, p in zip(derivatives, params, strict=True)
+    ]
 
 
 class Moving:
-    """Trial points are written in place; where the step began is remembered for each parameter that was moved."""
+    """The part of `Objective` that writes trial points in place, and stores the start of the step for each parameter it moves."""
 
     params: list[Tensor]
     guard: Guard  # shared by all copies of an objective
@@ -69,16 +74,13 @@ class Moving:
     _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
-        # For each parameter by itself: a link may move some of them only, and another the rest. A caller with
-        # a copy of the values that is never written can give it.
+        # Each parameter is stored separately, since a link may move some of them only. A caller with
+        # a copy of the values that is never written can pass it.
         self.guard.tensors(self.params, values)
 
     @contextmanager
     def moved(self) -> Iterator[list[Tensor]]:
-        """A block in which a link may move the parameters; they are put back at its end, whatever happens.
-
-        Gives the values at the start of the block.
-        """
+        """Yield the values of the parameters, which may be moved inside the block; they are restored at its end."""
         before = [param.detach().clone() for param in self.params]
         self._remember_start(before)
         with Guard() as guard:
@@ -89,7 +91,7 @@ class Moving:
             guard.restore()
 
     def move_to(self, point: Sequence[Tensor]) -> None:
-        """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
+        """Write a point to the parameters, in place. If the step fails later, they return to its start."""
         self._remember_start()
         with torch.no_grad():
             for param, value in zip(self.params, point, strict=True):
@@ -97,16 +99,16 @@ class Moving:
         self._forget_graph()
 
     def _make_closure(self, evaluator: Evaluator) -> Callable[..., Tensor]:
-        """The closure as it is now, for one that replaces it and calls it; the loss where the step is now is remembered.
+        """Return a function that evaluates the current closure, for a link that replaces it; store the loss at the start.
 
-        It is differentiated through where the other one is: asked for a value with grad mode on, it keeps the graph.
+        It is differentiable where the closure is: evaluated for a value with grad mode on, it keeps the graph.
         """
         original = cast("Objective", self).clone(clone_updates=False)
         params = original.params
         start, versions = [param.detach().clone() for param in params], [param._version for param in params]
 
         def is_at_start() -> bool:
-            """Whether the parameters are where they were; on a device, whether they were never moved."""
+            """Return whether the parameters have their values at the start; on a device, whether they were never written."""
             here = all(map(can_compare, params))
             return all(map(torch.equal, params, start)) if here else [param._version for param in params] == versions
 
@@ -124,11 +126,11 @@ class Moving:
         return ask
 
     def _forget_graph(self) -> None:
-        """What autograd saved of the parameters at the start was written over: differentiated again, it is evaluated again."""
+        """Drop the graph of the loss: the values that autograd saved were overwritten, so it has to be evaluated again."""
         self._graph = self._residuals = None
 
     def _evaluate_elsewhere(self, backward: bool, graph: bool) -> Tensor:
-        """The loss where the parameters are now; its gradient is left in `.grad`, with a graph in `_elsewhere_graph`."""
+        """Return the loss at the current parameters, with its gradient in `.grad` or with a graph in `_elsewhere_graph`."""
         me = cast("Objective", self)
         ask = me._closure("evaluations at other points")
         if graph:
@@ -136,7 +138,7 @@ class Moving:
             return me._value(raw)
         if backward:
             return me._value(ask.gradient(me.params, me._scalar))
-        # A function of ours leaves gradients alone.
+        # A plain loss function does not write gradients.
         with nullcontext() if ask.kind == "function" else hold_gradients(me.params):
             return me._value(ask.value())
 
@@ -150,7 +152,7 @@ class Curvature(Moving):
     reduce: Callable[[Tensor], Tensor] | None = None
 
     def get_residuals(self) -> Tensor:
-        """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
+        """Return the vector of residuals that the closure computes, with its graph; the loss is half its squared norm."""
         self.get_loss(True, retain_graph=True)
         if self._residuals is None:
             raise ClosureError("a least-squares link needs the vector of residuals, but the closure returned a number")
@@ -165,7 +167,7 @@ class Curvature(Moving):
         h: float = 1e-3,
         retain_graph: bool = False,
     ) -> tuple[list[Tensor], list[Tensor] | None]:
-        r"""$Hz$, and the gradient it was made from (hand it back for the next product).
+        r"""Return $Hz$, and the gradient it was computed from (pass it to the next product at the same point).
 
         Args:
             z: The vector, one tensor per parameter.
@@ -178,12 +180,12 @@ class Curvature(Moving):
         """
         if _check("hvp_method", hvp_method, _METHODS) in ("autograd", "batched_autograd"):
             grads = self._get_graph_gradient(rgrad, at_x0)
-            found = [tensor.detach() for tensor in _differentiate(grads, self.params, z)]
-            return reduce_derivatives(self.reduce, found), grads
+            products = [tensor.detach() for tensor in _differentiate(grads, self.params, z)]
+            return reduce_derivatives(self.reduce, products), grads
         return self._difference(z, rgrad, at_x0, hvp_method, h)
 
     def _get_graph_gradient(self, rgrad: Sequence[Tensor] | None, at_x0: bool) -> list[Tensor]:
-        """The gradient with its graph; the one that an earlier product gave, unless there is a newer one."""
+        """Return the gradient with its graph: that of an earlier product, unless there is a newer one."""
         if rgrad is None:
             return self.get_grads(create_graph=True, at_x0=at_x0)
         return self._graph[1] if at_x0 and self._graph is not None else list(rgrad)
@@ -217,13 +219,24 @@ class Curvature(Moving):
         h: float = 1e-3,
         retain_graph: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
-        r"""$HZ$ for the columns of a matrix over all parameters concatenated; one batched call where possible."""
+        r"""Return $HZ$ for the columns of a matrix over all parameters concatenated, and the gradient it was computed from.
+
+        Args:
+            Z: The matrix; each column is a vector over all parameters.
+            rgrad: The gradient returned by an earlier product at the same point.
+            at_x0: Whether the parameters are at the start of the step.
+            hvp_method: As in `hessian_vector_product`; "batched_autograd" computes all columns in one call.
+            h: The length of the difference step.
+            retain_graph: Kept for compatibility; the graph stays while the objective does.
+        """
         if _check("hvp_method", hvp_method, _METHODS) == "batched_autograd":
             grads = self._get_graph_gradient(rgrad, at_x0)
             rows = [from_vector(column, self.params) for column in Z.unbind(1)]
             stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
-            found = _differentiate(grads, self.params, stacked, len(rows))
-            columns = [f.detach().reshape(len(rows), p.numel()).T for f, p in zip(found, self.params, strict=True)]
+            derivatives = _differentiate(grads, self.params, stacked, len(rows))
+            columns = [
+                d.detach().reshape(len(rows), p.numel()).T for d, p in zip(derivatives, self.params, strict=True)
+            ]
             return reduce_derivatives(self.reduce, [torch.cat(columns)])[0], grads
         out, grad = [], rgrad
         for column in Z.unbind(1):
@@ -244,7 +257,7 @@ class Curvature(Moving):
         zHz: bool = True,
         retain_graph: bool = False,
     ) -> tuple[list[Tensor], list[Tensor] | None]:
-        r"""An unbiased estimate of the Hessian's diagonal, $\frac1k\sum_j z_j \odot H z_j$ (Hutchinson).
+        r"""Return an unbiased estimate of the Hessian's diagonal, $\frac1k\sum_j z_j \odot H z_j$ (Hutchinson).
 
         Args:
             rgrad: A gradient returned by an earlier product.
@@ -291,7 +304,7 @@ class Curvature(Moving):
         return loss, None if grads is None else [g.detach() for g in grads], matrix
 
     def _difference_values(self, h: float, at_x0: bool) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Central differences of gradients, which are central differences of values."""
+        """Return loss, gradient and Hessian by central differences of values."""
         loss = self.get_loss(backward=False, at_x0=at_x0)
         with self.moved() as start:
             origin = to_vector(start)
@@ -304,15 +317,15 @@ class Curvature(Moving):
             def gradient(x: Tensor) -> Tensor:
                 return torch.stack([value(x + step) - value(x - step) for step in steps]) / (2 * h)
 
-            found = gradient(origin)
+            slopes = gradient(origin)
             matrix = torch.stack([gradient(origin + step) - gradient(origin - step) for step in steps]) / (2 * h)
-        return loss, from_vector(found, self.params), 0.5 * (matrix + matrix.T)
+        return loss, from_vector(slopes, self.params), 0.5 * (matrix + matrix.T)
 
     def derivatives(self, order: int, at_x0: bool = True, method: str = "autograd") -> tuple[Any, ...]:
         """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated.
 
         Args:
-            order: The highest.
+            order: The highest order.
             at_x0: Whether the parameters are at the start of the step.
             method: "autograd" differentiates element by element, "batched_autograd" all elements at once.
         """
@@ -322,19 +335,25 @@ class Curvature(Moving):
         loss, grads = self.get_loss_grads(create_graph=True, at_x0=at_x0)
         with torch.enable_grad():
             out: list[Tensor] = [to_vector(grads)]
-            for reached in range(1, order):
-                flat, more = out[-1].reshape(-1), reached + 1 < order
+            for current_order in range(1, order):
+                flat, more = out[-1].reshape(-1), current_order + 1 < order
                 if method == "batched_autograd":
                     eye = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
-                    found = _differentiate([flat], self.params, [eye], len(flat), more)
-                    rows = torch.cat([tensor.reshape(len(flat), -1) for tensor in found], 1)
+                    derivatives = _differentiate([flat], self.params, [eye], len(flat), more)
+                    rows = torch.cat([tensor.reshape(len(flat), -1) for tensor in derivatives], 1)
                 else:
                     rows = torch.stack([to_vector(_differentiate([x], self.params, None, 0, more)) for x in flat])
                 out.append(rows.reshape(*out[-1].shape, out[0].numel()))
         return (loss, out[0].detach(), *reduce_derivatives(self.reduce, [tensor.detach() for tensor in out[1:]]))
 
     def derivatives_at(self, x: Tensor | Sequence[Tensor], order: int, method: str = "autograd") -> tuple[Any, ...]:
-        """The same at another point, given as one vector or one tensor per parameter; the parameters are put back."""
+        """Return `derivatives` at another point; the parameters are restored.
+
+        Args:
+            x: The point, as one vector or one tensor per parameter.
+            order: The highest order.
+            method: As in `derivatives`.
+        """
         with self.moved():
             self.move_to(from_vector(x, self.params) if isinstance(x, Tensor) else x)
             return self.derivatives(order, False, method)
@@ -342,20 +361,32 @@ class Curvature(Moving):
     def list_Hvp_function(
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True
     ) -> tuple[list[Tensor] | None, Callable[[Sequence[Tensor]], list[Tensor]]]:
-        """The gradient (where known) and a function that multiplies lists of tensors by the Hessian."""
-        known: list[Tensor] | None = None
+        """Return the gradient, if it was computed, and a function that multiplies lists of tensors by the Hessian.
+
+        Args:
+            hvp_method: As in `hessian_vector_product`.
+            h: The length of the difference step.
+            at_x0: Whether the parameters are at the start of the step.
+        """
+        grads: list[Tensor] | None = None
         if _check("hvp_method", hvp_method, _METHODS) != "fd_central":
-            known = self.get_grads(create_graph=hvp_method.endswith("autograd"), at_x0=at_x0)
+            grads = self.get_grads(create_graph=hvp_method.endswith("autograd"), at_x0=at_x0)
 
         def product(z: Sequence[Tensor]) -> list[Tensor]:
-            return self.hessian_vector_product(z, known, at_x0, hvp_method, h)[0]
+            return self.hessian_vector_product(z, grads, at_x0, hvp_method, h)[0]
 
-        return known, product
+        return grads, product
 
     def tensor_Hvp_function(
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True
     ) -> tuple[Tensor | None, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """The gradient (where known), a function for vectors and one for matrices, over all parameters concatenated."""
+        """Return the gradient vector, if it was computed, and functions that multiply vectors and matrices by the Hessian.
+
+        Args:
+            hvp_method: As in `hessian_vector_product`.
+            h: The length of the difference step.
+            at_x0: Whether the parameters are at the start of the step.
+        """
         grad, of_list = self.list_Hvp_function(hvp_method, h, at_x0)
 
         def vector(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Numbers of a step as 0-d tensors on the device of the parameters, for steps that are captured in a graph.
+"""Scalars of a step as 0-d tensors on the device of the parameters, for steps that are captured in a graph.
 
-A captured graph repeats what the device did. Numbers of the host are part of it as they were: a count of steps would stand still.
-With `capturable=True` the counts, the other numbers that links change at every step (`numbers`) and the step that schedules are
-given are tensors, written in place by the step itself.
+A captured graph replays device operations with the host's numbers at capture: a step count on the host would stand still. With
+`capturable=True` the counts, the other scalars that links change at every step (`numbers`) and the step that schedules are
+evaluated at are tensors, which the step itself advances in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSteps:
-    """The number of the step on each device that has parameters."""
+    """The step number on each device that has parameters."""
 
     def __init__(self) -> None:
         self._counters: dict[torch.device, Tensor] = {}
@@ -33,27 +33,27 @@ class DeviceSteps:
         return self._counters[device]
 
     def advance(self) -> None:
-        """Count a step, on each device."""
+        """Count a step on each device."""
         for counter in self._counters.values():
             counter.add_(1)
 
     def read(self, step: int) -> int:
-        """Return how many steps were made, replayed ones too; the number on the host where no schedule asked."""
+        """Return the number of steps including replayed ones; the host's number if no counter is on a device."""
         return next((int(counter) for counter in self._counters.values()), step)
 
     def clear(self) -> None:
-        """Start again from the number on the host, which was loaded."""
+        """Drop the counters: they start again from the number on the host, which was loaded."""
         self._counters.clear()
 
 
 def place_number(value: float | Tensor, device: torch.device) -> Tensor:
-    """Return a number as a tensor of its own on a device, in double precision where the device has it."""
+    """Return a number as a new tensor on a device, in double precision where the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.full((), float(value), dtype=dtype, device=device)
 
 
 def read_number(value: Any) -> Any:
-    """Return a number that may be a 0-d tensor as a Python number; counts are whole."""
+    """Return a number that may be a 0-d tensor as a Python number; whole numbers as int."""
     if not isinstance(value, Tensor):
         return value
     number = value.item()
@@ -61,14 +61,20 @@ def read_number(value: Any) -> Any:
 
 
 def advance_copies(link: TensorTransform, numbers: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a link after one more step; those given stay."""
+    """Return the scalars of a link after one more step; the input is not changed.
+
+    Args:
+        link: The link.
+        numbers: Its scalars by name.
+        setting: Its settings.
+    """
     after = dict(numbers)
     link.advance_numbers(after, setting)
     return after
 
 
 def check_capturable(links: Sequence[Module], fuse: bool) -> None:
-    """Raise ChainError for what a captured graph would repeat with the numbers of the step at which it was captured."""
+    """Raise ChainError for links whose scalars a captured graph would not advance."""
     from .chain import Chain
 
     for link in links:
@@ -88,7 +94,7 @@ def check_capturable(links: Sequence[Module], fuse: bool) -> None:
 
 
 def _check_schedule(name: str, key: str, schedule: Callable[[Any], Any]) -> None:
-    """Raise ChainError for a function of the step that decides in Python: it is given a tensor without a value."""
+    """Raise ChainError for a schedule that branches in Python; it is called with a tensor without a value."""
     try:
         schedule(torch.zeros((), dtype=torch.float64, device="meta"))
     except Exception as error:

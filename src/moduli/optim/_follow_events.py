@@ -1,4 +1,4 @@
-"""What an optimizer has taken over from an edited module, as a sentence."""
+"""Sentences that say what an optimizer took over from an edited module."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def describe_change(
     resized: Mapping[str, Sequence[str]],
     restarted: Sequence[str],
 ) -> str:
-    """Return what was taken over.
+    """Return the change that was taken over as a sentence.
 
     Args:
         optimizer: The optimizer.
-        change: What has become of the parameters.
+        change: The change of the parameters.
         fresh: The names of parameters with another shape.
         resized: Those of them that were resized, with the links that restart for them.
         restarted: Links that restart for all parameters.
@@ -55,6 +55,6 @@ def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Return the first few names, and how many there are beside them."""
+    """Return the first few names, and the number of the others."""
     rest = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""The rows of links for a parameter that left, was resized, or has another precision."""
+"""The rows of links (state per parameter) for a parameter that left, was resized, or has another precision."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from torch import Tensor
 
 from ..layout import RESIZED, UnitMap, map_tensors
 from ._resized_state import resize_row
-from ._saved import cast_value, widens_state
+from ._saved_precision import cast_value, widens_state
 
 if TYPE_CHECKING:
     from . import Module, Optimizer
 
 
 def drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
-    """Remove the state of a parameter, and of tensors that links have made of it."""
+    """Remove the state of a parameter, and of tensors that links derived from it.
+
+    Args:
+        optimizer: The optimizer.
+        links: Its links.
+        slot: The slot of the parameter.
+    """
     slots = optimizer.binding.slots
     for link in links:
         own = [each for each in link.rows if slots.find_source(each) == slot]
@@ -30,12 +36,20 @@ def drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
 def resize_rows(
     optimizer: Optimizer, links: Sequence[Module], slot: int, maps: Sequence[UnitMap], after: Tensor
 ) -> list[str]:
-    """Resize the state of a parameter that got more units or fewer; return the links that restart for it."""
+    """Resize the state of a parameter that got more units or fewer; return the names of links that restart for it.
+
+    Args:
+        optimizer: The optimizer.
+        links: Its links.
+        slot: The slot of the parameter.
+        maps: How the parameter was resized, step by step.
+        after: The parameter after.
+    """
     slots, lead, restarted = optimizer.binding.slots, int(optimizer.binding.members is not None), list[str]()
     inner = {link for link in links if any(each != slot and slots.find_source(each) == slot for each in link.rows)}
     for link in links:
         row = link.rows.get(slot)
-        # A link that works on tensors made of the parameter (a projection) restarts together with what makes them.
+        # A link that works on tensors derived from the parameter (a projection) restarts with the link that derives them.
         makes = bool(inner) and any(child in inner for _, child in link.links())
         if row is None and not makes:
             continue
@@ -52,13 +66,13 @@ def resize_rows(
 
 
 def convert_rows(links: Sequence[Module], slot: int, dtype: torch.dtype, device: torch.device, after: Tensor) -> None:
-    """Convert the state of a parameter to the precision and the device that it has now.
+    """Convert the state of a parameter to the dtype and device that the parameter has now.
 
     Args:
         links: The links.
-        slot: That of the parameter.
-        dtype: The dtype that it had.
-        device: The device that it was on.
+        slot: The slot of the parameter.
+        dtype: The dtype before.
+        device: The device before.
         after: The parameter.
     """
     for link in links:
@@ -71,14 +85,14 @@ def convert_rows(links: Sequence[Module], slot: int, dtype: torch.dtype, device:
 
 
 class ParameterKind(NamedTuple):
-    """A parameter, with the dtype and the device that it had."""
+    """A parameter, with an earlier dtype and device of it."""
 
     param: Tensor
     dtype: torch.dtype
     device: torch.device
 
     def differs(self) -> bool:
-        """Whether it has another dtype or device now."""
+        """Return whether the parameter has another dtype or device now."""
         return self.param.dtype != self.dtype or self.param.device != self.device
 
 
@@ -88,12 +102,18 @@ def read_kinds(named: Iterable[tuple[str, Tensor]]) -> list[ParameterKind]:
 
 
 def has_other_kind(kinds: Iterable[ParameterKind]) -> bool:
-    """Whether some of these parameters were converted or moved since."""
+    """Return whether some of these parameters were converted or moved since."""
     return any(kind.differs() for kind in kinds)
 
 
 def convert_state(optimizer: Optimizer, links: Sequence[Module], kinds: Iterable[ParameterKind]) -> str:
-    """Convert the state of parameters that were converted or moved in place; return what was done as a sentence."""
+    """Convert the state of parameters that were converted or moved in place; return a sentence about it.
+
+    Args:
+        optimizer: The optimizer.
+        links: Its links.
+        kinds: The parameters with their dtypes and devices before.
+    """
     slots, converted = optimizer.binding.slots, [kind for kind in kinds if kind.differs()]
     for kind in converted:
         slot = slots.find(kind.param)
@@ -106,7 +126,7 @@ def convert_state(optimizer: Optimizer, links: Sequence[Module], kinds: Iterable
 
 
 def find_sizes(replaced: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, int]:
-    """Return the numbers of units that axes of the model have got, by name."""
+    """Return the new sizes of the model's axes that were resized, by name."""
     sizes: dict[str, int] = {}
     for _, before, after in replaced:
         for each in RESIZED.find(before, after) or ():

@@ -1,7 +1,7 @@
-"""An optimizer of a module follows edits of the module: who is in the groups, and which state stays.
+"""Following edits of a module: an optimizer updates its groups and keeps the state of parameters that stay.
 
 Parameters that are gone leave the groups, new ones join the group whose pattern matches their name, and the state of the others
-stays. A parameter that took the name of another has its place in the groups, and its state where the shapes are equal.
+stays. A parameter that took the name of another has its position in the groups, and its state where the shapes are equal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ._followed_rows import (
     resize_rows,
 )
 from ._groups import check_tensors, name_group, named_parameters
+from ._matrix_link import take_axes
 from ._needs import ChainError
 from ._vector_state import VECTOR
 from ._watching import PopulationWatch, watch
-from .matrix_view import take_axes
 from .state import PER_PARAMETER
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SHOWN_EVENTS = 5
 
 
 class Following:
-    """The parameters of a module as an optimizer has taken them over, and how it takes over others.
+    """The parameters of a module that an optimizer has in its groups, and the procedure that takes over an edit.
 
     Args:
         model: The module, or population.
@@ -50,9 +50,9 @@ class Following:
         first: The first group of the optimizer.
 
     Attributes:
-        events: What was taken over, as sentences; the last few.
+        events: Sentences about the last few edits.
         default: The group of the parameters that no pattern matches; None while there are none.
-        busy: Whether a step is made, or an edit is taken over: what is noticed meanwhile waits for the next step.
+        busy: Whether a step or a takeover is running; further edits then wait for the next step.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Following:
         self._watch: ParameterWatch | PopulationWatch | None = watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
-        """Follow an edit of the module, if there was one, and look for others again after the step."""
+        """Follow an edit of the module, if there was one, and mark the optimizer as busy."""
         current = self._watch
         if current is None or current.has_changed():
             self.follow(optimizer)
@@ -81,7 +81,7 @@ class Following:
 
     @contextlib.contextmanager
     def wait(self) -> Iterator[None]:
-        """Look for edits only after this block."""
+        """Defer edits until the end of a block."""
         self.busy = True
         try:
             yield
@@ -89,7 +89,7 @@ class Following:
             self.busy = False
 
     def follow_quietly(self, optimizer: Optimizer) -> None:
-        """Follow an edit of the module when groups are read. Where that is an error, the next step raises it.
+        """Follow an edit of the module when groups are read; errors are raised by the next step instead.
 
         Otherwise such an optimizer could be neither printed nor saved.
         """
@@ -98,7 +98,7 @@ class Following:
                 self.follow(optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watch": None, "busy": False}  # that of a copy is of a copy of the module
+        return {**self.__dict__, "_watch": None, "busy": False}  # a copy of the optimizer watches a copy of the module
 
     def release(self, optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
         """Take parameters that have just joined out of their group, where a program adds them in a group of its own.
@@ -125,7 +125,7 @@ class Following:
         return {**group, "params": params}
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Take over the parameters that the module has now; all of it or nothing.
+        """Take over the current parameters of the module; all of it or nothing.
 
         Raises:
             ChainError: If parameters are sharded, so that their state is in other processes.
@@ -178,13 +178,14 @@ def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
 
 
 class Change(NamedTuple):
-    """What has become of the parameters of a module.
+    """The difference between the parameters in an optimizer's groups and those of its module.
 
     Attributes:
         left: Parameters in the groups that the module does not have any more.
         joined: Parameters that are in no group yet.
-        replaced: For each parameter in the groups whose name has another tensor now: the name, it, and that tensor.
-        names: The names of the parameters that the module has now.
+        replaced: For each name in the groups that belongs to another tensor now: the name, the tensor before and after.
+        names: The current names of the module's parameters.
+        renamed: Whether a parameter in the groups has another name now.
     """
 
     left: Named
@@ -198,15 +199,15 @@ class Change(NamedTuple):
 
 
 def find_change(optimizer: Optimizer, before: Named, now: Named) -> Change:
-    """Return how the groups of an optimizer have to change with its module.
+    """Return the difference between the groups of an optimizer and its module.
 
-    Only what came from the module follows: what a program has put into the groups stays there, and what it has taken out of them
-    does not come back.
+    Only parameters that came from the module are compared: those that a program added to the groups stay there, and those that it
+    removed from them do not come back.
 
     Args:
         optimizer: The optimizer.
         before: The parameters that the module had, by name.
-        now: Those that it has.
+        now: The parameters that it has.
     """
     grouped = set(optimizer.list_params())
     old_names, names = {param: name for name, param in before}, {param: name for name, param in now}
@@ -221,7 +222,7 @@ def find_change(optimizer: Optimizer, before: Named, now: Named) -> Change:
 
 
 def _check_shards(change: Change) -> Change | None:
-    """Return None for the tensors that FSDP puts into a module for the length of a pass.
+    """Return None for the temporary tensors that FSDP puts into a module during a pass.
 
     Raises:
         ChainError: If the module was edited.
@@ -237,7 +238,7 @@ def _check_shards(change: Change) -> Change | None:
 
 
 def _take_over(optimizer: Optimizer, change: Change, following: Following, guard: Guard) -> str:
-    """Change groups, slots and state; return what was done as a sentence."""
+    """Change groups, slots and state; return a sentence about it."""
     links, slots, groups = [link for _, link in optimizer._links], optimizer.binding.slots, optimizer.param_groups
     tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
     check_tensors(tensors)
@@ -247,7 +248,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
             "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
         )
     _protect(optimizer, links, guard)
-    # Units that only changed their order leave the shapes as they were.
+    # Reordered units are a resize too, though the shapes are equal.
     fresh = {
         name
         for name, before, after in change.replaced
@@ -286,7 +287,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
-    """Register what is changed with a guard; tensors of states are not written to."""
+    """Register everything that `_take_over` changes with a guard; tensors of states are not written to."""
     slots, groups = optimizer.binding.slots, optimizer.param_groups
     before = list(groups)
     lists = [(group, list(group["params"]), list(group.get("param_names", ()))) for group in groups]
@@ -321,7 +322,7 @@ def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fres
         if outside or (over and (every or names & set(over))):
             link.reset()
             restarted.append(type(link).__name__)
-        # Tensors that stand for parameters by position, or for all of them.
+        # Placeholders of parameters by position, or of all of them.
         shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
         if shared and (names or any(param.requires_grad for _, param in change.joined)):
             for key in shared:
@@ -338,7 +339,7 @@ def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapp
     for group in groups:
         params, names = group["params"], list(group.get("param_names", ()))
         pairs = list(zip(params, names, strict=False))
-        rest = params[len(names) :]  # which a program has put there itself
+        rest = params[len(names) :]  # unnamed parameters, added by a program
         stay = [(swapped.get(param, param), name) for param, name in pairs if param not in gone]
         params[:] = [param for param, _ in stay] + [swapped.get(param, param) for param in rest if param not in gone]
         if names:
@@ -346,7 +347,7 @@ def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapp
 
 
 def _place_joined(groups: Sequence[dict[str, Any]], change: Change, following: Following) -> list[dict[str, Any]]:
-    """Put new parameters into the groups of their patterns; return the groups that have to be made for some."""
+    """Put new parameters into the groups of their patterns; return the new groups that some of them need."""
     patterns, pending = following.patterns, dict[str | None, dict[str, Any]]()
     for name, param in change.joined:
         key = tuple(pattern for pattern in patterns if match_name(name, [pattern]))
@@ -377,7 +378,7 @@ def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _attach(optimizer: Optimizer, links: Sequence[Module], sizes: Mapping[str, int]) -> None:
-    """Let links find the settings of parameters that depend on the axes of the model."""
+    """Refresh the settings of links that depend on the axes of the model."""
     axes = optimizer.binding.axes if optimizer._axes_given else None
     if axes is not None and sizes and all(name in axes for name in sizes):
         resized = axes.resize(sizes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import kernels
 from ..layout import map_tensors
 from ._checks import check_pointwise, check_updates
-from ._composite import Composite, Part, Parts, split_settings
+from ._composite import Composite, Part, Parts, are_scalars, split_settings
 from ._device_numbers import advance_copies, place_number, read_number
 from ._hooks import gather_arguments, measure, show_arguments
 from ._settings import current, is_per_member
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 _FLOATS = frozenset({float})
-#: What hooks are checked with where the kernel's call finds the norm.
+#: A placeholder with which hooks are checked where the kernel's call computes the norm.
 _NORM: Mapping[str, Any] = {"norm": 1.0}
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
 
-#: What was traced of the hooks of runs of links, by those links.
+#: Traced kernels by the links of a run.
 Traced = dict[tuple["Module", ...], dict[Parts, kernels.Fused]]
 
 
@@ -53,9 +53,9 @@ class _Cohort:
     keys: list[tuple[str, ...]]
     rows: list[list[dict[str, Any]]]
     states: list[list[list[Tensor]]]
-    #: For each link its settings of the last step and what was measured for it, as part of a kernel's key and as numbers.
+    #: For each link its settings and the names of its measures at the last step, its part of the kernel's key, its scalars.
     splits: list[tuple[Mapping[str, Any], tuple[str, ...], Part, list[Any]] | None]
-    #: Whether the states are stored on another device between steps.
+    #: Whether the states are offloaded to another device between steps.
     is_away: bool = False
     scratch: list[Tensor] | None = None
     bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class _Cohort:
     steady: bool | None = None
 
 
-# The update, which the links may write to where it is owned; the gradient, where they read it; and where the result goes.
-_Given = tuple[list[Tensor], list[Tensor] | None, list[Tensor] | None]
+# The update (which the links may write to where it is owned), the gradient where they read it, and the list for the result.
+_Lists = tuple[list[Tensor], list[Tensor] | None, list[Tensor] | None]
 
 
 class FusedRun:
@@ -74,7 +74,7 @@ class FusedRun:
     Args:
         links: The links.
         tail: Whether the pass may move the parameters.
-        traced: What was traced of their hooks.
+        traced: Kernels traced from their hooks, by key; new ones are added.
     """
 
     def __init__(self, links: list[TensorTransform], tail: bool, traced: dict[Parts, kernels.Fused]) -> None:
@@ -83,15 +83,15 @@ class FusedRun:
         self._traced = traced
         self._binding = links[0].settings.binding
         self._cohorts: list[_Cohort] = []
-        #: The parameters that the cohorts are of, and which of them have a gradient.
+        #: The parameters of the cohorts, and which of them have a gradient.
         self._params: list[Tensor] | None = None
         self._present: list[bool] | None = None
-        #: Whether callers were handed states, so that every call looks where they are.
+        #: Whether callers have references to states, so that every call looks their addresses up.
         self._shared = False
-        #: Whether some parameters are complex: hooks see them as pairs of reals.
+        #: Whether some parameters are complex: they are passed to hooks as pairs of reals.
         self._pairs = False
         self._measures = links[0].finds_numbers()
-        #: Whether what the first link measures is the norm of the update, which the call of the kernel finds.
+        #: Whether the first link measures the norm of the update, which the kernel's call computes.
         self._finds_norm = False
         self._grads = any(link.uses_grad for link in links)
 
@@ -101,18 +101,18 @@ class FusedRun:
         return [report for report in reports if report is not None]
 
     def renew_numbers(self) -> None:
-        """Read the settings again: the dictionaries are the same, with other numbers."""
+        """Read the settings again at the next step: the dictionaries are the same, with other values."""
         for cohort in self._cohorts:
             cohort.splits, cohort.steady = [None] * len(self.links), None
 
     # ------------------------------------------------------------------ the step
 
     def run(self, objective: Objective, form: StepForm) -> Objective:
-        """The same as each link's step in turn."""
+        """Run the steps of all links in one pass; unfused where a plan or the settings do not allow it."""
         if objective.plan is None or not self._binding.fuse:
             return self._run_unfused(objective)
         tensors, params, before = objective.peek_updates(), objective.params, self._params
-        # Links that divide parameters give their children some of them, and others at the next call.
+        # Links that split the parameters pass some of them to their children, perhaps others at the next call.
         same = params is before or (
             before is not None and len(params) == len(before) and all(map(operator.is_, params, before))
         )
@@ -120,7 +120,7 @@ class FusedRun:
             return self._run_cohorts(objective, tensors)
         shared = [link.row_writes.shared for link in self.links]
         self._params, self._shared = None, any(shared)
-        with kernels.pause_collection():  # states and plans are made, which are kept
+        with kernels.pause_collection():  # many long-lived states and plans are allocated
             built = self._build(objective, tensors)
             objective = self._run_cohorts(objective, tensors) if built else self._run_unfused(objective)
         for link, before_it in zip(self.links, shared, strict=True):
@@ -141,7 +141,7 @@ class FusedRun:
         return objective
 
     def _build(self, objective: Objective, tensors: Sequence[Tensor]) -> bool:
-        """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
+        """Sort the parameters into cohorts; return False if a link only creates its state while it learns."""
         params, present = objective.params, objective.present
         positions = [i for i in range(len(params)) if present is None or present[i]]
         members = [params[i] for i in positions]
@@ -152,9 +152,9 @@ class FusedRun:
             every_row.append(rows)
             every_raw.append(list(map(link.settings.raw, members)))
             if (link.counts or link.has_own(*_INITIALIZE)) and not all(rows):
-                _, given = gather_arguments(link, objective, *link._lists(objective), owned=False)
-                with show_arguments(link, objective, given):
-                    link._fill_states(given, streamed=True)
+                _, arguments = gather_arguments(link, objective, *link._lists(objective), owned=False)
+                with show_arguments(link, objective, arguments):
+                    link._fill_states(arguments, streamed=True)
             if link.has_own("single_tensor_update") and not all(rows):
                 return False
             for row, name in product(rows, link.list_numbers()):
@@ -168,7 +168,7 @@ class FusedRun:
         for k, i in enumerate(positions):
             kind: list[Any] = [params[i].dtype, tensors[i].dtype, params[i].device]
             if find_place(self._binding, params[i]) is not None:
-                kind.append(streamed // STREAMED)  # the state of these is on the device by turns
+                kind.append(streamed // STREAMED)  # offloaded state is fetched in chunks of this size
                 streamed += params[i].numel()
             for link, rows, raws in zip(self.links, every_row, every_raw, strict=True):
                 kind += [id(raws[k]), *(rows[k][name] for name in link.list_numbers())]
@@ -182,7 +182,7 @@ class FusedRun:
         first, whole = self.links[0], len(self._cohorts) == 1 and len(positions) == len(params)
         self._finds_norm = first.measures == "norm" and whole and objective.shards is None and not first.numbers
         for link in self.links:
-            # Passes know where the states are: a caller that replaces one, or is handed it and may, changes the plan.
+            # Passes store the addresses of states: a caller that replaces one, or gets a reference, changes the plan.
             link.row_writes.watcher = self._binding.writes
         return True
 
@@ -230,7 +230,7 @@ class FusedRun:
             values = (
                 () if cohort.steady or objective.members is None else chain(*(setting.values() for setting in settings))
             )
-            if any(map(is_per_member, values)):  # which a schedule has made
+            if any(map(is_per_member, values)):  # the value of a schedule
                 return self._run_unfused(objective)
         measured = [_NORM] if self._finds_norm else []
         if self._measures and not self._finds_norm:
@@ -248,16 +248,16 @@ class FusedRun:
         return objective
 
     def _find_step(self, objective: Objective, cohort: _Cohort) -> int | Tensor:
-        """Return the number of the step for schedules: a tensor where steps can be captured."""
+        """Return the step at which schedules are evaluated: a tensor where steps can be captured."""
         steps, step = self._binding.device_steps, objective.current_step
         return step if steps is None else steps.find(cohort.params[0].device, step)
 
     def _measure(
         self, objective: Objective, lists: list[Any], now: list[Sequence[Mapping[str, Any]]]
     ) -> list[Mapping[str, Any]]:
-        """Return for each cohort the numbers that the first link finds over all tensors for which it has the same settings.
+        """Return for each cohort the scalars that the first link measures over all tensors with equal settings.
 
-        What are no numbers become settings.
+        Measured values that can't be scalars of a kernel become settings.
         """
         link = self.links[0]
         if self._pairs:
@@ -267,7 +267,7 @@ class FusedRun:
         for i, cohort in enumerate(self._cohorts):
             if not _FLOATS.issuperset(map(type, results[i].values())):
                 results[i] = map_tensors(results[i], partial(Tensor.to, device=cohort.params[0].device))
-                if not _are_numbers(link, now[i][0], results[i]):
+                if not are_scalars(link, now[i][0], results[i]):
                     now[i], results[i] = [{**now[i][0], **results[i]}, *now[i][1:]], {}
         return results
 
@@ -277,9 +277,9 @@ class FusedRun:
         settings: Sequence[Mapping[str, Any]],
         measured: Mapping[str, Any],
         owned: bool,
-        given: _Given,
+        lists: _Lists,
     ) -> None:
-        tensors, grads, updates = given
+        tensors, grads, updates = lists
         numbers: list[Any] = []
         advanced: dict[int, dict[str, Any]] = {}
         for k, (link, setting) in enumerate(zip(self.links, settings, strict=True)):
@@ -300,39 +300,43 @@ class FusedRun:
         params: list[Tensor] = cohort.params
         whole = len(cohort.indices) == len(tensors)
         chosen = tensors if whole and type(tensors) is list else [tensors[i] for i in cohort.indices]
-        lists: list[Sequence[Tensor]] = [params, chosen]
+        columns: list[Sequence[Tensor]] = [params, chosen]
         if self._grads and grads is not None:
-            lists.append([grads[i] for i in cohort.indices])
+            columns.append([grads[i] for i in cohort.indices])
         if updates is not None:
-            if not owned and cohort.scratch is None:
-                cohort.scratch = [torch.empty_like(t) for t in chosen]
-            into: Sequence[Tensor] = chosen if owned else cohort.scratch or []
-            lists.append(list(into))
-            for i, tensor in zip(cohort.indices, into, strict=True):
-                updates[i] = tensor
+            columns.append(self._choose_results(cohort, chosen, owned, updates))
         if params[0].is_complex():
-            resolve_lazy(params)  # those that became lazy views since the optimizer was made
-            lists = [list(map(as_real, each)) for each in lists]
-        columns: list[list[Tensor]] = list(chain(*cohort.states)) if self._shared or cohort.is_away else []
-        near = fetch_columns(columns, params) if cohort.is_away else columns
-        bound(*lists, *near, *numbers)
+            resolve_lazy(params)  # some may have become lazy views since the optimizer was constructed
+            columns = [list(map(as_real, each)) for each in columns]
         if cohort.is_away:
-            store_columns(columns, near)
+            _call_fetched(bound, columns, cohort, numbers)
+        else:
+            bound(*columns, *(chain(*cohort.states) if self._shared else ()), *numbers)
         if self._binding.watch is not None:
             self._binding.watch.add_run(self.links, params, bound.partial_squares, updates is None)
         if not bound.fused.fn.is_known:  # type: ignore[attr-defined]
             self._leave_impure(bound.fused.fn)  # type: ignore[arg-type]
+        if self._binding.device_steps is not None:
+            _write_numbers(cohort, advanced)
+            return
         for k, changed in advanced.items():
-            if self._binding.device_steps is not None:
-                for name, value in changed.items():
-                    cohort.numbers[k][name].copy_(value)
-                continue
             cohort.numbers[k] = changed
             for row in cohort.rows[k]:
                 dict.update(row, changed)  # not counted as a change of the row
 
+    def _choose_results(
+        self, cohort: _Cohort, tensors: Sequence[Tensor], owned: bool, updates: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the tensors that a pass writes the update of a cohort to, and set them in `updates`."""
+        if not owned and cohort.scratch is None:
+            cohort.scratch = [torch.empty_like(tensor) for tensor in tensors]
+        results = list(tensors if owned else cohort.scratch or ())
+        for i, tensor in zip(cohort.indices, results, strict=True):
+            updates[i] = tensor
+        return results
+
     def _leave_impure(self, run: Composite) -> None:
-        """Take links whose hooks are not pure out of the run, once a trace has found them: the others stay one pass."""
+        """Exclude links whose hooks are not pure, after a trace has detected them: the others stay one pass."""
         run.is_known = True
         for link, problem in zip(self.links, run.problems, strict=True):
             if problem is not None:
@@ -341,7 +345,7 @@ class FusedRun:
     def _split_settings(
         self, cohort: _Cohort, k: int, setting: Mapping[str, Any], measured: Sequence[str]
     ) -> tuple[Mapping[str, Any], tuple[str, ...], Part, list[Any]]:
-        """Return the settings of a link as part of a kernel's key and as numbers; an equal part is the object it was."""
+        """Return the settings of a link as its part of a kernel's key and as scalars; an unchanged part is the same object."""
         link, before = self.links[k], cohort.splits[k]
         names, values, constants = split_settings(link, link.add_dtype(setting, cohort.params[0]))
         part: Part = (cohort.keys[k], (*names, *measured, *link.list_numbers()), tuple(constants))
@@ -352,7 +356,7 @@ class FusedRun:
     def _find_bound(
         self, cohort: _Cohort, settings: Sequence[Mapping[str, Any]], measured: Mapping[str, Any], tail: bool
     ) -> kernels.Bound:
-        """Return the kernel for the settings of a cohort, with its states."""
+        """Return the kernel for the settings of a cohort, bound to its states."""
         parts = tuple([split[2] for split in cohort.splits if split is not None])
         last = cohort.last
         watched = self._binding.watch is not None
@@ -375,11 +379,16 @@ class FusedRun:
         return bound
 
 
-def _are_numbers(link: TensorTransform, setting: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Whether what a link measures are scalars of a kernel beside its settings."""
-    free = measured.keys().isdisjoint({*setting, *link.static})
-    return free and all(
-        type(value) in (float, int)
-        or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype.is_floating_point)
-        for value in measured.values()
-    )
+def _call_fetched(bound: kernels.Bound, lists: Sequence[Any], cohort: _Cohort, numbers: Sequence[Any]) -> None:
+    """Call a kernel with offloaded states, which are copied to the device and back."""
+    stored: list[list[Tensor]] = list(chain(*cohort.states))
+    fetched = fetch_columns(stored, cohort.params)
+    bound(*lists, *fetched, *numbers)
+    store_columns(stored, fetched)
+
+
+def _write_numbers(cohort: _Cohort, advanced: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write the advanced scalars of each link to its tensors on the device."""
+    for k, changed in advanced.items():
+        for name, value in changed.items():
+            cohort.numbers[k][name].copy_(value)

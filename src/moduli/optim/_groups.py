@@ -1,4 +1,4 @@
-"""The optimizer's parameter groups: who is in them, what may be in them, and which link each setting is for."""
+"""The optimizer's parameter groups: their parameters, the settings they may have, and the link that each setting is for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..layout import is_expanded, unwrapped_name
 from ..layout import select as select_names
-from ._settings import as_schedule, check_values, is_per_member, suggest
+from ._link_type import as_schedule, suggest
+from ._settings import check_values, is_per_member
 from ._vectors import resolve_lazy
 from ._writes import CountedSettings
 from .offload import check_place
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from . import Module, Optimizer
 
 
-# What torch, its schedulers and its averaging helpers write into a group for themselves.
+# Keys that torch, its schedulers and its averaging helpers write into a group for their own use.
 _FOREIGN = {
     "params",
     "param_names",
@@ -40,7 +41,7 @@ _SHOWN = ("lr", "momentum", "weight_decay")
 
 
 class ParamGroup(CountedSettings):
-    """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
+    """A parameter group. If a scheduler reads a setting that is missing, the error says why it is."""
 
     missing: Mapping[str, str] = {}
 
@@ -49,7 +50,7 @@ class ParamGroup(CountedSettings):
 
 
 def explain_missing(links: Sequence[Module]) -> dict[str, str]:
-    """Why groups have no learning rate that a scheduler could change."""
+    """Return for "lr" the reason why groups have no learning rate that a scheduler could change."""
     holders = [link for link in links if "lr" in link.defaults]
     names = " and ".join(type(link).__name__ for link in holders or links)
     text = f"no link of {names} has a learning rate 'lr' for a scheduler to change; add one: m.LR(1e-3)"
@@ -61,7 +62,7 @@ def explain_missing(links: Sequence[Module]) -> dict[str, str]:
 
 
 def named_parameters(model: torch.nn.Module | Population) -> list[tuple[str, Tensor]]:
-    """The parameters of a module or population by the names they have without wrappers around it."""
+    """Return the parameters of a module or population, by their names without wrappers such as DistributedDataParallel."""
     wraps = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
     cut = len("module.") if wraps else 0
     return [(unwrapped_name(name[cut:]), param) for name, param in model.named_parameters()]
@@ -77,7 +78,7 @@ def select(named: Sequence[tuple[str, Tensor]], pattern: str) -> list[tuple[str,
 
 
 def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Groups by name: where several patterns match a parameter, the settings of the later ones win.
+    """Return groups by name; where several patterns match a parameter, the settings of the later ones win.
 
     The first group has the parameters that no pattern matches, if there are any.
     """
@@ -106,20 +107,26 @@ def name_group(patterns: Sequence[str]) -> str | None:
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group without its parameters."""
+    """Return the entries of a group without its parameters."""
     return {key: value for key, value in group.items() if key != "params" and key != "param_names"}
 
 
 def _address(key: str, link: Module) -> str | None:
-    """The setting that a key such as "adam.beta1" names in this link."""
+    """Return the setting of this link that a key such as "adam.beta1" names; None for other links."""
     name, _, rest = key.rpartition(".")
     return rest if name and name.lower() == type(link).__name__.lower() else None
 
 
 def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says to one link. An alias counts when it differs from what the optimizer itself put there."""
+    """Return the settings of a group for one link. An alias counts if it differs from the value that the optimizer wrote there.
+
+    Args:
+        link: The link.
+        group: The group.
+        shown: The values that the optimizer itself wrote into its groups.
+    """
     out: dict[str, Any] = {}
-    # What names one link comes after what names all.
+    # Settings addressed to one link are applied after those for all.
     for key in sorted(group, key=lambda key: key not in link.defaults):
         value, name = group[key], key if key in link.defaults else _address(key, link)
         if name in link.defaults:
@@ -130,7 +137,7 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
 
 
 def _scale_members(own: Any, value: Any, shown: Any) -> Any:
-    """A group's value for a setting that each member has its own number of: the largest one; the others keep their ratios."""
+    """Return a group's value for a setting with one number per member: the largest is set to it, the others keep their ratios."""
     if not is_per_member(own) or isinstance(value, Tensor) or not isinstance(shown, float | int):
         return value
     if value == shown:
@@ -139,26 +146,32 @@ def _scale_members(own: Any, value: Any, shown: Any) -> Any:
 
 
 def export_settings(links: Iterable[Module]) -> dict[str, Any]:
-    """Settings that torch's schedulers look for in every group, where the links agree on them."""
-    found: dict[str, list[Any]] = {}
+    """Return the settings that torch's schedulers expect in every group, if the links agree on them."""
+    values: dict[str, list[Any]] = {}
     for link in links:
         for key in _SHOWN:
             if key in link.defaults:
-                found.setdefault(key, []).append(link.defaults[key])
+                values.setdefault(key, []).append(link.defaults[key])
         for key, names in link.aliases.items():
             if len(names) > 1 and all(name in link.defaults for name in names):
-                found.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
+                values.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
     out: dict[str, Any] = {}
-    for key, (first, *others) in found.items():
+    for key, (first, *others) in values.items():
         alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
         if alike and isinstance(first, float | int | tuple | Tensor):
-            # Of those that members have the largest.
+            # For one number per member, the largest.
             out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
     return out
 
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int | None = None) -> None:
-    """Refuse settings that no link has, and numbers that are none."""
+    """Raise ValueError for settings that no link has, and for values that are no valid numbers.
+
+    Args:
+        group: The group.
+        links: The links of the optimizer.
+        members: The number of members of a population; None for one model.
+    """
     for key, value in group.items():
         if key in _FOREIGN:
             continue
@@ -177,14 +190,14 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
 
 
 def is_known(key: str, links: Sequence[Module]) -> bool:
-    """Whether a key may be in a group: a setting of a link, or something torch writes for itself."""
+    """Return whether a key may be in a group: a setting of a link, or an entry that torch writes for its own use."""
     if key in _FOREIGN:
         return True
     return any(key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links)
 
 
 def apply_groups(optimizer: Optimizer) -> None:
-    """Check the settings in the groups of an optimizer, and give them to its links.
+    """Check the settings in the groups of an optimizer, and pass them to its links.
 
     Raises:
         ValueError: A group sets what no link has, or gives two values to a link that has one for all parameters.
@@ -236,31 +249,31 @@ def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequenc
 
 
 def check_tensors(tensors: Sequence[Tensor]) -> None:
-    """Raise ValueError for parameters that have no memory."""
+    """Raise ValueError for parameters on the meta device, which have no memory."""
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("parameters are on the meta device; give them memory first: net.to_empty(device='cpu')")
 
 
-def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
-    """A group as torch takes it, checked against the links and the groups that are there already."""
+def prepare_group(optimizer: Optimizer, entries: Mapping[str, Any]) -> ParamGroup:
+    """Return a group as torch expects it, checked against the links and the other groups."""
     links, others = [link for _, link in optimizer._links], optimizer.param_groups
-    model, shown = optimizer.model, optimizer._exported
-    group = ParamGroup(given)
+    model, exported = optimizer.model, optimizer._exported
+    group = ParamGroup(entries)
     group.writes = optimizer.binding.writes
     group.missing = explain_missing(links)
     check_keys(group, links)
     check_place(group.get("offload"))
     for link in links:
-        for key, value in overrides(link, group, shown).items():
+        for key, value in overrides(link, group, exported).items():
             link.check_setting(key, value)
     if isinstance(group.get("params"), str):
         if model is None:
             raise ValueError(f"the optimizer has to be given the module, to find {group['params']!r} in it")
-        held = {id(param) for other in others for param in other["params"]}
-        found = select(named_parameters(model), group["params"])
-        group["params"] = [(name, param) for name, param in found if id(param) not in held]
+        grouped = {id(param) for other in others for param in other["params"]}
+        matching = select(named_parameters(model), group["params"])
+        group["params"] = [(name, param) for name, param in matching if id(param) not in grouped]
         if not group["params"]:
-            raise ValueError(f"all parameters called {given['params']!r} are in a group already")
+            raise ValueError(f"all parameters called {entries['params']!r} are in a group already")
     params = group.get("params", ())
     if isinstance(params, set):
         raise TypeError("parameters are given as a set, which has no order; give a list")
@@ -286,6 +299,6 @@ def prepare_group(optimizer: Optimizer, given: Mapping[str, Any]) -> ParamGroup:
     if count > 1:
         raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
     for key, parts in ((key, parts) for link in links for key, parts in link.aliases.items()):
-        if key not in group and any(part in group for part in parts) and key in shown:
-            group[key] = tuple(group.get(part, old) for part, old in zip(parts, shown[key], strict=True))
+        if key not in group and any(part in group for part in parts) and key in exported:
+            group[key] = tuple(group.get(part, old) for part, old in zip(parts, exported[key], strict=True))
     return group

@@ -1,4 +1,4 @@
-"""The arguments that the hooks of a `TensorTransform` are given, and how hooks are called: tensor by tensor, in what precision."""
+"""The arguments of the hooks of a `TensorTransform`, and the calls of hooks: per tensor or stacked, and in which precision."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class HookArguments(NamedTuple):
     settings: Sequence[SettingValues]
 
     def pick(self, places: Sequence[int]) -> HookArguments:
-        """Those of some of the tensors."""
+        """Return the arguments of the tensors at some positions."""
         lists = (self.tensors, self.params, self.grads or [], self.states, self.settings)
-        tensors, params, grads, states, settings = ([held[i] for i in places] if held else [] for held in lists)
+        tensors, params, grads, states, settings = ([column[i] for i in places] if column else [] for column in lists)
         return HookArguments(tensors, params, None if self.grads is None else grads, self.loss, states, settings)  # type: ignore[arg-type]
 
 
 def gather_arguments(
     link: TensorTransform, objective: Objective, states: States, settings: Sequence[SettingValues], owned: bool
 ) -> tuple[list[int], HookArguments]:
-    """Positions of the parameters that the hooks see (those with a gradient), and the arguments.
+    """Return the positions of the parameters that are passed to hooks (those with a gradient), and the arguments.
 
     Args:
         link: The link.
@@ -58,111 +58,130 @@ def gather_arguments(
     if link.concat_params:
         link.check_shared(params)
         params = [param.detach() for param in params]
-        lists = [None if held is None else [to_vector(list(map(as_real, held)))] for held in (tensors, params, grads)]
-        states, settings, kept = states[:1], settings[:1], [0]
+        lists = [
+            None if column is None else [to_vector(list(map(as_real, column)))] for column in (tensors, params, grads)
+        ]
+        states, settings, positions = states[:1], settings[:1], [0]
     else:
-        kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
-        states, settings = [states[i] for i in kept], [settings[i] for i in kept]
+        positions = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
+        states, settings = [states[i] for i in positions], [settings[i] for i in positions]
         if objective.differentiable:
             params = [param.clone() for param in params]
         real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
-        lists = [None if held is None else [real(held[i]) for i in kept] for held in (tensors, params, grads)]
+        lists = [
+            None if column is None else [real(column[i]) for i in positions] for column in (tensors, params, grads)
+        ]
     if link.finds_numbers():
-        found = measure(link, objective, settings, [[i] for i in range(len(kept))], lists)
-        settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, found, strict=True)]
-    seen, shown, slopes = lists
+        measured = measure(link, objective, settings, [[i] for i in range(len(positions))], lists)
+        settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, measured, strict=True)]
+    updates, inputs, gradients = lists
     if objective.members is not None and not link.concat_params:
-        settings = [_per_member(own, tensor) for own, tensor in zip(settings, seen or [], strict=True)]
-    if any(tensor.dim() == 0 for tensor in seen or ()):
-        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, seen or [], strict=True)]
-    return kept, HookArguments(seen or [], shown or [], slopes, loss, states, settings)
+        settings = [_per_member(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
+    if any(tensor.dim() == 0 for tensor in updates or ()):
+        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
+    return positions, HookArguments(updates or [], inputs or [], gradients, loss, states, settings)
 
 
-def show_arguments(link: TensorTransform, objective: Objective, given: HookArguments) -> AbstractContextManager[None]:
-    """Hooks are given the parameters themselves, but for a vector of them and for complex numbers as pairs."""
+def show_arguments(
+    link: TensorTransform, objective: Objective, arguments: HookArguments
+) -> AbstractContextManager[None]:
+    """Return a context in which link.state and link.settings accept the tensors that hooks get in place of parameters.
+
+    These are the parameters themselves except for a concatenated vector, complex numbers as pairs, and differentiable copies.
+
+    Args:
+        link: The link.
+        objective: The objective.
+        arguments: The arguments of its hooks.
+    """
     pairs = link.elementwise and any(map(torch.is_complex, objective.params))
     copied = pairs or link.concat_params or objective.differentiable
-    return link.shown(given.params, given.states, given.settings) if copied else nullcontext()
+    return link.shown(arguments.params, arguments.states, arguments.settings) if copied else nullcontext()
 
 
-def call_each(link: TensorTransform, hook: str, given: HookArguments) -> list[Any]:
-    """Return what a `single_tensor_*` hook makes of each tensor.
+def call_each(link: TensorTransform, hook: str, arguments: HookArguments) -> list[Any]:
+    """Return the results of a `single_tensor_*` hook for each tensor.
 
-    A fused pass computes those of half precision in single precision, so pointwise hooks see them so too: 1e-8 underflows to 0
-    in float16. What such hooks return stays in single precision.
+    Pointwise hooks are passed tensors of half precision in single precision, as in a fused pass: 1e-8 underflows to 0 in float16.
+    Their results stay in single precision.
+
+    Args:
+        link: The link.
+        hook: The name of the hook.
+        arguments: Its arguments.
     """
     run = getattr(link, hook)
 
     def call(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
         tensor, param, grad = item
-        setting = link.add_dtype(given.settings[i], given.params[i])
+        setting = link.add_dtype(arguments.settings[i], arguments.params[i])
         try:
-            if link.elementwise and given.params[i].dtype in HALVES:
-                return _call_wide(link, run, (tensor, param, grad, given.loss, state, setting))
-            return run(tensor, param, grad, given.loss, state, setting)
+            if link.elementwise and arguments.params[i].dtype in HALVES:
+                return _call_wide(link, run, (tensor, param, grad, arguments.loss, state, setting))
+            return run(tensor, param, grad, arguments.loss, state, setting)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            explained = explain_error(error, link, hook, name_param(link, given, i), state, setting)
+            explained = explain_error(error, link, hook, name_param(link, arguments, i), state, setting)
             if explained is None:
                 raise
             raise explained from error
 
-    grads: Sequence[Tensor | None] = given.grads or [None] * len(given.tensors)
-    items = list(zip(given.tensors, given.params, grads, strict=True))
+    grads: Sequence[Tensor | None] = arguments.grads or [None] * len(arguments.tensors)
+    items = list(zip(arguments.tensors, arguments.params, grads, strict=True))
     if not link.stacks_alike(hook):
-        return [call(i, item, state) for i, (item, state) in enumerate(zip(items, given.states, strict=True))]
-    return _call_alike(link, call, items, given, writes=hook == "single_tensor_apply")
+        return [call(i, item, state) for i, (item, state) in enumerate(zip(items, arguments.states, strict=True))]
+    return _call_alike(link, call, items, arguments, writes=hook == "single_tensor_apply")
 
 
 def _call_alike(
     link: TensorTransform,
     call: Callable[..., Any],
     items: Sequence[Sequence[Any]],
-    given: HookArguments,
+    arguments: HookArguments,
     writes: bool,
 ) -> list[Any]:
-    """Call a hook for all tensors, those of one shape with equal settings and one structure of state in one call.
+    """Call a hook for all tensors; those of one shape with equal settings and one structure of state are stacked for one call.
 
     Args:
         link: The link.
         call: Its hook, as a function of a position, the tensors there and the state.
         items: The tensors.
-        given: The arguments that they are from.
+        arguments: The arguments of the hook.
         writes: Whether the hook may write into its tensor, so that it needs a copy.
     """
     slots = link.settings.binding.slots
 
     def call_shown(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
-        if item[0] is given.tensors[i]:
-            return call(i, (item[0].clone() if writes else item[0], given.params[i], item[2]), state)
+        if item[0] is arguments.tensors[i]:
+            return call(i, (item[0].clone() if writes else item[0], arguments.params[i], item[2]), state)
         param = item[1] if link.uses_params else item[0]
-        slot = slots.find(given.params[i])
-        # Hooks find by the parameter how it is a matrix; that holds for all in the stack.
+        slot = slots.find(arguments.params[i])
+        # Hooks look up by the parameter how it is viewed as a matrix, which is the same for the whole stack.
         with nullcontext() if slot is None else slots.show([param], [slot]):
             return call(i, (item[0], param, item[2]), state)
 
     if not link.uses_params:
         items = [(tensor, None, grad) for tensor, _, grad in items]
-    kinds = [link.find_kind(param) for param in given.params]
-    return map_alike(call_shown, items, given.states, given.settings, kinds)
+    kinds = [link.find_kind(param) for param in arguments.params]
+    return map_alike(call_shown, items, arguments.states, arguments.settings, kinds)
 
 
 def _call_wide(link: TensorTransform, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a hook with tensors of half precision in single precision, and write what it changed back into the state."""
+    """Return the result of a hook called with half-precision tensors widened to float32; changes of the state are written back."""
     tensor, param, grad, loss, state, setting = arguments
-    seen, wide = param.float(), {key: widen(value) for key, value in state.items()}
-    with link.shown([seen], [wide], [setting]):
-        result = run(tensor.float(), seen, widen(grad), loss, wide, setting)
+    wide_param, wide = param.float(), {key: widen(value) for key, value in state.items()}
+    with link.shown([wide_param], [wide], [setting]):
+        result = run(tensor.float(), wide_param, widen(grad), loss, wide, setting)
     for key, value in wide.items():
-        held = state.get(key)
-        if isinstance(held, Tensor) and held.dtype in HALVES and isinstance(value, Tensor):
-            held.copy_(value)
-        elif held is not value:
+        stored = state.get(key)
+        if isinstance(stored, Tensor) and stored.dtype in HALVES and isinstance(value, Tensor):
+            stored.copy_(value)
+        elif stored is not value:
             state[key] = value
     return result
 
 
 def widen(value: Any) -> Any:
-    """A tensor in at least single precision; anything else as it is."""
+    """Return a tensor in at least single precision; other values unmodified."""
     return value.float() if isinstance(value, Tensor) and value.dtype in HALVES else value
 
 
@@ -173,29 +192,33 @@ def measure(
     places: Sequence[Sequence[int]],
     lists: Sequence[list[Tensor] | None],
 ) -> list[SettingValues]:
-    """For each setting what the link's `measure` finds over all tensors for which it is the same.
+    """Return for each setting the result of the link's `measure` over all tensors with equal settings.
 
     Args:
         link: The link.
         objective: The objective.
-        settings: For some tensors each.
+        settings: The settings, each for some of the tensors.
         places: The positions of those tensors.
         lists: Update, parameters and gradient by position.
     """
     out: list[SettingValues] = [{} for _ in settings]
     for alike in _find_alike(settings):
         order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
-        chosen = [held if held is None or len(order) == len(held) else [held[i] for i in order] for held in lists]
-        seen, params, grads = chosen
+        chosen = [
+            column if column is None or len(order) == len(column) else [column[i] for i in order] for column in lists
+        ]
+        updates, params, grads = chosen
         with objective.counting(order):
-            found = link.measure(seen or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members)
+            numbers = link.measure(
+                updates or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members
+            )
         for k in alike:
-            out[k] = found or {}
+            out[k] = numbers or {}
     return out
 
 
 def _find_alike(settings: Sequence[SettingValues]) -> list[list[int]]:
-    """The positions of settings, those of equal ones together."""
+    """Return the positions of settings, grouped by equal settings."""
     out: list[list[int]] = []
     for i, setting in enumerate(settings):
         for alike in out:
@@ -208,7 +231,7 @@ def _find_alike(settings: Sequence[SettingValues]) -> list[list[int]]:
 
 
 def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:
-    """One number per member, to multiply a tensor whose first axis is the members."""
+    """Return settings with each number per member reshaped to broadcast with a tensor whose first axis is the members."""
     if not any(is_per_member(value) for value in setting.values()):
         return setting
     shape = (-1, *([1] * (tensor.dim() - 1)))
@@ -221,7 +244,7 @@ def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:
 
 
 def _fit_numbers(setting: SettingValues, tensor: Tensor) -> SettingValues:
-    """Return settings that are 0-d tensors in the precision of a 0-d tensor, which they would promote to theirs."""
+    """Return settings with 0-d tensors converted to the precision of a 0-d tensor, which they would otherwise promote."""
     if tensor.dim() > 0 or not any(isinstance(value, Tensor) for value in setting.values()):
         return setting
     fits = _find_precision(tensor)

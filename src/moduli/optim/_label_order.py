@@ -1,8 +1,8 @@
-"""State that follows its parameters into another order of labels.
+"""Reordering state to another order of labels.
 
 Saved state names the axes and labels of labelled parameters. Where a parameter has them in another order here, tensors of its state
 are reordered as the parameter itself is. Links whose state has other shapes declare which axes it belongs to (`Module.follows`);
-state without a rule is refused.
+state without a rule raises ValueError.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _find_axes(optimizer: Optimizer) -> dict[str, Axes]:
 
 
 def find_reorders(optimizer: Optimizer, saved: Mapping[str, Any], params: Mapping[str, Tensor]) -> dict[str, Reorder]:
-    """Return how saved parameters get the order of labels that they have here, by saved name; those that have it are left out.
+    """Return the reordering of each saved parameter whose labels have another order here, by saved name.
 
     Args:
         optimizer: The optimizer.
@@ -96,7 +96,7 @@ def follow(
 
 
 class _Follower:
-    """Reorders the values of one state of a parameter."""
+    """The reordering of the values of one state of a parameter."""
 
     def __init__(self, where: str, reorder: Reorder, shape: Sequence[int], rule: Follows | None) -> None:
         self.where, self.reorder, self.shape, self.rule = where, reorder, tuple(shape), rule
@@ -125,7 +125,7 @@ class _Follower:
         return self._follow_axes(factor, axes, lead)
 
     def _follow_axes(self, tensor: Tensor, axes: Sequence[int | None], lead: int) -> Tensor:
-        """Reorder a tensor whose axes belong to these axes of the parameter."""
+        """Return a tensor reordered whose axes belong to these axes of the parameter."""
         inside = tuple(tensor.shape[lead:])
         if self.reorder.order is not None or len(inside) != len(axes):
             raise self._refuse(tensor)
@@ -135,7 +135,7 @@ class _Follower:
         return Reorder(None, tuple(None if axis is None else self.reorder.index[axis] for axis in axes))(tensor, lead)
 
     def _follow_tensor(self, tensor: Tensor, lead: int) -> Tensor:
-        """Reorder a tensor by the rule of its state, or with the shape of the parameter."""
+        """Return a tensor reordered by the rule of its state, or like the parameter if it has its shape."""
         shape, inside = self.shape, tensor.shape[lead:]
         if self.rule is not None and not isinstance(self.rule, str):
             return self._follow_axes(tensor, self.rule(len(shape)), lead)

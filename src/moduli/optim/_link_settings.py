@@ -1,4 +1,4 @@
-"""Settings as methods of a link: groups of its own, checks, and settings that all parameters share."""
+"""Settings as methods of a link: its own groups, checks, and settings shared by all parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
-from ._settings import Schedule, Settings, as_schedule, check_values, refuse_string, same
+from ._link_type import as_schedule
+from ._settings import Schedule, Settings, check_values, refuse_string, same
 
 if TYPE_CHECKING:
     from .module import Module
@@ -27,7 +28,7 @@ class LinkSettings:
     _owner: Callable[[], Any] | None
 
     def set_param_groups(self, param_groups: Iterable[Mapping[str, Any]]) -> Self:
-        """Settings of this link for some parameters; they come before the optimizer's groups.
+        """Set settings of this link for some parameters; they have priority over the optimizer's groups.
 
         Args:
             param_groups: Dictionaries with "params" (a tensor, or tensors) and settings.
@@ -36,12 +37,12 @@ class LinkSettings:
             This link.
         """
         name, binding = type(self).__name__, self.settings.binding
-        given = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
-        for each in given:
+        entries = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
+        for each in entries:
             if not isinstance(each, Mapping):
                 what = f"got a {type(each).__name__}; write [{{'params': [...], {next(iter(self.defaults), 'lr')!r}: ...}}]"
                 raise TypeError(f"{name}.set_param_groups takes dictionaries with 'params' and settings, {what}")
-        groups = [dict(group) for group in given]
+        groups = [dict(group) for group in entries]
         for group in groups:
             if "params" not in group:
                 raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
@@ -55,8 +56,8 @@ class LinkSettings:
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
-                found = param[1] if isinstance(param, tuple) else param
-                self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
+                tensor = param[1] if isinstance(param, tuple) else param
+                self.settings.local[tensor] = {**self.settings.local.get(tensor, {}), **self.resolve_aliases(group)}
         self.settings.forget()
         owner = self._owner() if self._owner is not None else None
         if owner is not None:
@@ -70,11 +71,11 @@ class LinkSettings:
             refuse_string(type(self).__name__, key, value)
 
     def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
-        """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
+        """Raise ValueError for groups that set two values of a setting that a link has once for all parameters.
 
         Args:
-            params: The parameters that it sees.
-            every: Whether it sees them as one tensor, so that there is one value of every setting.
+            params: The parameters of the link.
+            every: Whether they are one tensor for it, so that there is one value of every setting.
         """
         if not self.divides_params:
             for child in self.children.values():
@@ -96,7 +97,7 @@ class LinkSettings:
                     raise ValueError(f"{what}, but groups give it {first[key]!r} and {other[key]!r}; use m.Split")
 
     def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
+        """Return settings under the link's own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
         out: dict[str, Any] = {}
         for key, value in group.items():
             if key in self.aliases:
@@ -107,7 +108,14 @@ class LinkSettings:
         return out
 
     def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
-        """Values of one setting for each parameter; for several keys, one list for each."""
+        """Return the values of one setting for each parameter; for several keys, one list for each.
+
+        Args:
+            params: The parameters.
+            key: The name of the setting, or several.
+            more: Further names.
+            cls: The type of the lists.
+        """
         rows = [self.settings[param] for param in params]
         if isinstance(key, str) and not more:
             return cls(row[key] for row in rows)

@@ -11,16 +11,16 @@ _WRAPPER = "module."
 
 
 def match_names(shapes: Mapping[str, Any], here: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """The names that saved parameters have here.
+    """Return the names that saved parameters have here, by saved name.
 
-    What `torch.compile`, FSDP and checkpointing put into names is left out; `module.` before all names (that of
-    DistributedDataParallel) is added or left out; where only one side has names, the order decides.
+    Prefixes that `torch.compile`, FSDP and checkpointing put into names are removed; `module.` before all names (that of
+    DistributedDataParallel) is added or removed; where only one side has names, the order decides.
 
     Args:
         shapes: The saved shapes by name.
         here: The shapes of the parameters here by name, in order.
     """
-    if shapes and _are_positions(shapes) != _are_positions(here):  # no names are those of no parameters
+    if shapes and _are_positions(shapes) != _are_positions(here):  # without parameters there is nothing to decide
         if [shape and tuple(shape) for shape in shapes.values()] != list(here.values()):
             what = f"saved {list(shapes.values())}, here {list(here.values())}"
             raise ValueError(f"only one side has names of parameters, and their shapes differ in order: {what}")

@@ -1,4 +1,4 @@
-"""What a link needs to know of the objective, as types: an impossible chain is refused when it is built."""
+"""The requirements of links on the objective, as types: an impossible chain raises an error when it is built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 
 class Need(enum.Enum):
-    """One kind of knowledge about the objective.
+    """A requirement of a link on the objective.
 
     Example:
         >>> from moduli.optim import Need
@@ -25,17 +25,17 @@ class Need(enum.Enum):
 
     @property
     def evaluates(self) -> bool:
-        """Whether it cannot be had from `.grad` alone: a closure is needed."""
+        """Whether it requires a closure: `.grad` alone does not provide it."""
         return self is not Need.GRADIENT
 
     @property
     def graph(self) -> bool:
-        """Whether the loss must be kept with its graph."""
+        """Whether the loss must keep its graph."""
         return self in (Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS)
 
 
 class Across(enum.Enum):
-    """What a link needs of parameters of which each process holds a piece; losses and products are among its `Need`s.
+    """A link's requirement on sharded parameters; losses and products are among its `Need`s.
 
     Example:
         >>> from moduli import m

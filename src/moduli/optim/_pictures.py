@@ -1,4 +1,4 @@
-"""An optimizer as HTML, and the numbers that its watch has kept as a figure."""
+"""An optimizer as HTML, and the numbers recorded by its watch as a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_html(optimizer: Optimizer) -> str:
-    """Return the chain as boxes with their settings, and the size of what links keep."""
+    """Return HTML of the chain as boxes with their settings, and the size of the state."""
     params = optimizer.list_params()
     size = 0
     for _, link in optimizer._links:
@@ -32,17 +32,19 @@ def write_html(optimizer: Optimizer) -> str:
 
 
 def draw_history(optimizer: Optimizer, names: Sequence[str] | None) -> Any:
-    """Return a figure with a panel for each number that the optimizer's watch has kept."""
+    """Return a figure with a panel for each number that the optimizer's watch has recorded."""
     watch = optimizer.binding.watch
     if watch is None or watch.history is None:
         raise ValueError("nothing was kept: watch the steps by opt.watch(history=True), and draw afterwards")
     if not watch.history:
         raise ValueError("there was no step since opt.watch(history=True)")
-    kept = list(dict.fromkeys(name for record in watch.history for name in record))
-    wanted = [name for name in ("loss", "grad_norm", "update_norm", "lr") if name in kept] if names is None else names
-    absent = [name for name in wanted if name not in kept]
+    recorded = list(dict.fromkeys(name for record in watch.history for name in record))
+    wanted = (
+        [name for name in ("loss", "grad_norm", "update_norm", "lr") if name in recorded] if names is None else names
+    )
+    absent = [name for name in wanted if name not in recorded]
     if absent or not wanted:
-        raise ValueError(f"{absent} was not kept; there is {', '.join(kept)}")
+        raise ValueError(f"{absent} was not kept; there is {', '.join(recorded)}")
     panels = make_axes(None, (6.4, 1.2 + 1.6 * len(wanted)), len(wanted), sharex=True, squeeze=False)[:, 0]
     for panel, name in zip(panels, wanted, strict=True):
         rows = [(record["step"], record[name]) for record in watch.history if name in record]

@@ -1,11 +1,11 @@
-"""Saved state by position of the parameters, as tools of torch take it apart.
+"""Saved state by position of the parameters, in the form that tools of torch take apart and reshard.
 
-`torch.distributed.checkpoint` and FSDP1 keep of an optimizer's state what is under "state" by position of the parameter, and the
-settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; everything else that
-links keep is in one entry of the first group, as bytes.
+Of an optimizer's state, `torch.distributed.checkpoint` and FSDP1 read the entries of "state" by position of the parameter, and the
+settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; all other state of
+links is in one entry of the first group, as bytes.
 
-Checkpoints are read into the tensors that an optimizer has. One that has none yet makes those of a first step with gradients of
-zeros, which moves nothing. Chains that evaluate a closure can't be stepped so: all of their state is bytes.
+Checkpoints are read into the existing tensors of an optimizer. An optimizer without any makes a first step with zero gradients,
+which moves nothing. Chains that evaluate a closure can't be stepped so: all of their state is bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 REST = PLACEHOLDER
-SENT = "sent"  # which tensors torch's tools were given, by parameter
+SENT = "sent"  # the tensors passed to torch's tools, by parameter
 NAMES = "param_names"
 TOOL = "torch.distributed.checkpoint.state_dict"
 
 
 def wants_portable(optimizer: Optimizer) -> bool:
-    """Whether tools of torch may ask: there are processes, or its checkpoints were imported."""
+    """Return whether tools of torch may read the state: there are processes, or its checkpoints were imported."""
     if optimizer.population is not None:
         return False
     distributed = torch.distributed
@@ -40,7 +40,7 @@ def wants_portable(optimizer: Optimizer) -> bool:
 
 
 def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state by positions."""
+    """Return the saved state by positions."""
     params = optimizer.list_params()
     positions = {name: i for i, name in enumerate(packed["shapes"])}
     state: dict[int, dict[str, Any]] = {}
@@ -57,10 +57,10 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
             else:
                 rest.setdefault(name, {})[key] = map_tensors(value, make_whole)
     if optimizer.shards is not None and flat:
-        rest, sent = join_rows(rest, optimizer.shards.group), {}  # a process gets those of which it holds something
+        rest, sent = join_rows(rest, optimizer.shards.group), {}  # each process gets the rows of its local shards
     else:
         for i, param in enumerate(params):
-            if param.requires_grad:  # torch refuses a parameter without any tensor
+            if param.requires_grad:  # torch raises for a parameter without any tensor
                 state.setdefault(i, {REST: torch.zeros(1, device=param.device)})
     buffer = io.BytesIO()
     torch.save({**packed, "state": rest, SENT: sent}, buffer)
@@ -73,7 +73,7 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
 
 
 def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state by name, from one by positions or by the names that torch's checkpoints give parameters."""
+    """Return the saved state by name, from one by positions or by the names in torch's checkpoints."""
     groups = given["param_groups"]
     carried = next(group[REST] for group in groups if REST in group)
     saved: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
@@ -92,6 +92,6 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
     if lost:
         raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")
-    kept = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
-    read = [{**group, "params": [find(key) for key in group["params"]]} for group in kept]
+    stripped = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
+    read = [{**group, "params": [find(key) for key in group["params"]]} for group in stripped]
     return {**saved, "state": state, "param_groups": read}

@@ -1,8 +1,8 @@
-"""What several processes that train one model must have in common: the loss, derivatives, and tensors put together.
+"""Values that must agree in all processes that train one model: the loss, derivatives, and gathered tensors.
 
-Gradients of `backward` are averaged by what wraps the model (DistributedDataParallel). Everything else is known to one
-process only: the loss of its data, derivatives taken by `torch.autograd.grad` (which passes the hooks of the wrapper), and
-what it draws at random. A link that used these as they are would take another step in every process.
+Gradients of `backward` are averaged by the wrapper of the model (DistributedDataParallel). Everything else is local to one
+process: the loss of its data, derivatives by `torch.autograd.grad` (which does not run the hooks of the wrapper), and its random
+numbers. A link that used these unmodified would take another step in every process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def are_several() -> bool:
-    """Whether this process is one of several."""
+    """Return whether this process is one of several."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class OverProcesses:
-    """The sum or the mean over all processes."""
+    """A reduction over all processes: sum or mean."""
 
     def __init__(self, *, mean: bool) -> None:
         self.mean = mean
@@ -37,7 +37,7 @@ class OverProcesses:
         return self.reduce([loss])[0]
 
     def reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors with the sum or the mean of those of all processes."""
+        """Return new tensors with the sum or the mean of those of all processes."""
         out = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
         for tensor in out:
             torch.distributed.all_reduce(tensor)
@@ -46,32 +46,37 @@ class OverProcesses:
         return out
 
 
-def reduce_derivatives(reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor]) -> list[Tensor]:
-    """Derivatives of this process's loss made derivatives of the loss of all; as they are where there is one process."""
-    return reduce.reduce(found) if isinstance(reduce, OverProcesses) else list(found)
+def reduce_derivatives(reduce: Callable[[Tensor], Tensor] | None, derivatives: Sequence[Tensor]) -> list[Tensor]:
+    """Return derivatives of the loss over all processes, from those of this process; unmodified in one process."""
+    return reduce.reduce(derivatives) if isinstance(reduce, OverProcesses) else list(derivatives)
 
 
 def reduce_gradients(
-    reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor | None], params: Sequence[Tensor]
+    reduce: Callable[[Tensor], Tensor] | None, grads: Sequence[Tensor | None], params: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients with a graph: the values are those of all processes, the graph is that of this one.
+    """Return gradients with the values of all processes and the graph of this one.
 
-    Differentiated once more they give this process's product, which `reduce_derivatives` makes the product of all.
+    Differentiated again they give this process's product, which `reduce_derivatives` sums over processes.
+
+    Args:
+        reduce: The reduction; other functions leave gradients unmodified.
+        grads: The gradients of this process.
+        params: The parameters.
     """
     if not isinstance(reduce, OverProcesses):
-        return list(found)
-    own = fill_zeros(found, params)
+        return list(grads)
+    own = fill_zeros(grads, params)
     whole = reduce.reduce(own)
     return [w + (g - g.detach()) for g, w in zip(own, whole, strict=True)]
 
 
-def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Callable[[Tensor], Tensor] | None:
-    """How the losses of several processes become one for these links; a chain that would drift apart is refused.
+def choose_reduction(reduce: Any, optimizer: Optimizer, sharded: bool) -> Callable[[Tensor], Tensor] | None:
+    """Return the reduction of the losses of several processes; raise ChainError for a chain whose processes would diverge.
 
     Args:
-        reduce: As it was given to the optimizer.
+        reduce: The argument `reduce` of the optimizer.
         optimizer: The optimizer.
-        in_pieces: Whether processes hold pieces of the parameters, which then are those of one model.
+        sharded: Whether the parameters are sharded, so that all processes train one model.
     """
     if not callable(reduce) and reduce not in (None, "auto", "mean", "sum"):
         raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
@@ -85,7 +90,7 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Call
     if reduce == "auto":
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
-        if not in_pieces and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
+        if not sharded and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
             raise ChainError("processes may differ on this loss; give the wrapped module, or reduce='mean' or None")
         reduce = "mean"
     chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
@@ -99,20 +104,20 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, in_pieces: bool) -> Call
 
 
 def find_across(link: Module) -> Across:
-    """What a link and those inside it need across processes; inner links see what theirs sees, in one process as in many."""
+    """Return the requirement of a link and its children on sharded parameters; children work on the tensors of their parent."""
     from .chain import Chain
 
-    run_apart = isinstance(link, Chain) or link.divides_params  # each child by itself may need something else
+    run_apart = isinstance(link, Chain) or link.divides_params  # each child may have another requirement
     return Across.EVERYTHING if link.children and not run_apart else link.across
 
 
 class Exchange:
-    """Exchanges pieces of tensors between the processes of a group; each call is one collective for each dtype.
+    """Exchanges shards of tensors between the processes of a group; each call is one collective for each dtype.
 
     Args:
         group: The processes; None for all.
         shapes: The shape of each whole tensor.
-        boxes: For each tensor what this process holds of it.
+        boxes: The local shard of each tensor, as a box of indices.
     """
 
     def __init__(self, group: Any, shapes: Sequence[tuple[int, ...]], boxes: Sequence[Box]) -> None:
@@ -123,73 +128,78 @@ class Exchange:
         self.shapes = list(shapes)
         every: list[Any] = [None] * self.size
         distributed.all_gather_object(every, list(boxes), group=group)
-        #: For each tensor the piece of each process.
-        self.boxes: list[list[Box]] = [list(held) for held in zip(*every, strict=True)]
-        #: For each tensor whether no earlier process holds the same piece, so that sums count it here.
-        self.counted = [held.index(held[self.rank]) == self.rank for held in self.boxes]
-        #: For each tensor the process that works on it where it is worked on whole.
+        #: For each tensor the shard of each process.
+        self.boxes: list[list[Box]] = [list(shards) for shards in zip(*every, strict=True)]
+        #: For each tensor whether no process of lower rank has the same shard, so that sums count it here.
+        self.counted = [shards.index(shards[self.rank]) == self.rank for shards in self.boxes]
+        #: For each tensor the process that owns it: the one that computes on the gathered tensor.
         self.owners = [0] * len(self.shapes)
         costs = [torch.Size(shape).numel() * min(shape, default=1) for shape in self.shapes]
-        # So that each process has about as much to multiply.
+        # Balance the cost of matrix products over processes.
         for place, i in enumerate(sorted(range(len(costs)), key=lambda i: -costs[i])):
             self.owners[i] = place % self.size
 
-    def gather(self, pieces: Mapping[int, Tensor], everywhere: bool) -> dict[int, Tensor]:
-        """Of tensors in pieces, those that this process owns (or all of them), whole."""
+    def gather(self, shards: Mapping[int, Tensor], everywhere: bool) -> dict[int, Tensor]:
+        """Return gathered tensors: those that this process owns, or all of them.
+
+        Args:
+            shards: The local shards.
+            everywhere: Whether every process gets every tensor.
+        """
         me, boxes, every = self.rank, self.boxes, range(self.size)
 
         def comes_from(i: int, holder: int, reader: int) -> bool:
-            """Whether a process gets a piece from this holder: itself, where it has it, otherwise the first that has."""
+            """Return whether a reader gets a shard from this holder: from itself if it can, otherwise from the first."""
             if not everywhere and self.owners[i] != reader:
                 return False
             box = boxes[i][holder]
             return holder == (reader if boxes[i][reader] == box else boxes[i].index(box))
 
-        sends = [[tensor for i, tensor in pieces.items() if comes_from(i, me, reader)] for reader in every]
-        wanted = [[(i, boxes[i][holder]) for i in pieces if comes_from(i, holder, me)] for holder in every]
+        sends = [[tensor for i, tensor in shards.items() if comes_from(i, me, reader)] for reader in every]
+        wanted = [[(i, boxes[i][holder]) for i in shards if comes_from(i, holder, me)] for holder in every]
         out: dict[int, Tensor] = {}
-        for i, box, piece in self._route(pieces, sends, wanted):
+        for i, box, shard in self._route(shards, sends, wanted):
             if box[1] == self.shapes[i]:
-                out[i] = piece
+                out[i] = shard
                 continue
             if i not in out:
-                out[i] = torch.empty(self.shapes[i], dtype=piece.dtype, device=piece.device)
-            cut(out[i], box).copy_(piece)
-        return {i: out[i] for i in pieces if i in out}
+                out[i] = torch.empty(self.shapes[i], dtype=shard.dtype, device=shard.device)
+            cut(out[i], box).copy_(shard)
+        return {i: out[i] for i in shards if i in out}
 
-    def from_owners(self, wholes: Mapping[int, Tensor], pieces: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The pieces that this process holds, of tensors that their owners have whole.
+    def from_owners(self, wholes: Mapping[int, Tensor], shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return the local shards of tensors that their owners have whole.
 
         Args:
-            wholes: What this process owns.
-            pieces: Tensors with the dtypes of all of them.
+            wholes: The tensors that this process owns.
+            shards: Tensors with the dtypes of all of them.
         """
         me, boxes, owners = self.rank, self.boxes, self.owners
-        mine = {i: wholes[i].to(t.dtype) for i, t in pieces.items() if owners[i] == me}
+        mine = {i: wholes[i].to(t.dtype) for i, t in shards.items() if owners[i] == me}
         sends = [[cut(whole, boxes[i][d]) for i, whole in mine.items()] for d in range(self.size)]
-        wanted = [[(i, boxes[i][me]) for i in pieces if owners[i] == s] for s in range(self.size)]
-        return {i: piece for i, _, piece in self._route(pieces, sends, wanted)}
+        wanted = [[(i, boxes[i][me]) for i in shards if owners[i] == s] for s in range(self.size)]
+        return {i: shard for i, _, shard in self._route(shards, sends, wanted)}
 
     def _route(
-        self, pieces: Mapping[int, Tensor], sends: list[list[Tensor]], wanted: list[list[tuple[int, Box]]]
+        self, shards: Mapping[int, Tensor], sends: list[list[Tensor]], wanted: list[list[tuple[int, Box]]]
     ) -> list[tuple[int, Box, Tensor]]:
-        """Send tensors to each process and receive what each sends; backends move bytes of any dtype."""
-        found: list[tuple[int, Box, Tensor]] = []
-        for dtype in sorted({tensor.dtype for tensor in pieces.values()}, key=str):  # in the same order everywhere
-            out = [[t.reshape(-1) for t in held if t.dtype is dtype] for held in sends]
-            lists = [[(i, box) for i, box in held if pieces[i].dtype is dtype] for held in wanted]
-            counts = [[torch.Size(box[1]).numel() for _, box in held] for held in lists]
-            empty = torch.empty(0, dtype=dtype, device=next(iter(pieces.values())).device)
-            flat = torch.cat([empty, *(t for held in out for t in held)])
+        """Send tensors to each process and return the received ones; backends move bytes of any dtype."""
+        received: list[tuple[int, Box, Tensor]] = []
+        for dtype in sorted({tensor.dtype for tensor in shards.values()}, key=str):  # in the same order everywhere
+            out = [[t.reshape(-1) for t in tensors if t.dtype is dtype] for tensors in sends]
+            lists = [[(i, box) for i, box in entries if shards[i].dtype is dtype] for entries in wanted]
+            counts = [[torch.Size(box[1]).numel() for _, box in entries] for entries in lists]
+            empty = torch.empty(0, dtype=dtype, device=next(iter(shards.values())).device)
+            flat = torch.cat([empty, *(t for tensors in out for t in tensors)])
             into = empty.new_empty(sum(map(sum, counts)))
             torch.distributed.all_to_all_single(
                 into.view(torch.uint8),
                 flat.view(torch.uint8),
-                [sum(held) * dtype.itemsize for held in counts],
-                [sum(t.numel() for t in held) * dtype.itemsize for held in out],
+                [sum(sizes) * dtype.itemsize for sizes in counts],
+                [sum(t.numel() for t in tensors) * dtype.itemsize for tensors in out],
                 group=self.group,
             )
-            places = [entry for held in lists for entry in held]
-            parts = torch.split(into, [count for held in counts for count in held])
-            found += [(i, box, part.view(box[1])) for (i, box), part in zip(places, parts, strict=True)]
-        return found
+            places = [entry for entries in lists for entry in entries]
+            parts = torch.split(into, [count for sizes in counts for count in sizes])
+            received += [(i, box, part.view(box[1])) for (i, box), part in zip(places, parts, strict=True)]
+        return received

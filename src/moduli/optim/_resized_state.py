@@ -1,6 +1,6 @@
-"""State that follows a parameter whose axes got more units or fewer.
+"""Resizing state with a parameter whose axes got more units or fewer.
 
-Entries that were there keep their state; new ones have the value that the link starts with, or zero. State that is a point of
+Existing entries keep their state; new ones get the value that the link starts with, or zero. State that is a point of
 parameter space is resized as the parameter was. Factors along an axis (Kronecker, rows and columns) get a block for the new units,
 and bases the new directions. State without a rule restarts.
 """
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class UnfitStateError(ValueError):
-    """State that has no rule to follow a resized parameter."""
+    """State without a rule for a resized parameter."""
 
 
 def find_resized(
     optimizer: Optimizer, saved: Mapping[str, Any], params: Mapping[str, Tensor], axes: ModelAxes
 ) -> dict[str, UnitMap]:
-    """Return how saved parameters get the units that they have here, by saved name; those that have them are left out.
+    """Return the resize of each saved parameter that has other units here, by saved name.
 
     Args:
         optimizer: The optimizer.
@@ -80,13 +80,13 @@ def resize_row(
 
 
 def find_start(link: Module, param: Tensor) -> dict[str, Any]:
-    """Return the state that a link starts with for a parameter, as far as it does not depend on the update; zeros are left out."""
+    """Return the initial state of a link for a parameter, where it does not depend on the update; without zeros."""
     if not isinstance(link, TensorTransform) or link.concat_params or link.uses_loss or param.is_complex():
         return {}
     if not link.has_own("single_tensor_initialize", "multi_tensor_initialize") or _starts_at_zero(link):
         return {}
     if link.elementwise and param.dim():
-        # Every entry starts alike, so that one is enough to see that they start at zero.
+        # All entries start equal, so that one of them shows whether they start at zero.
         one = _start(link, param, param.detach()[(slice(0, 1),) * param.dim()], 0.0)
         tensors = [value for key, value in one.items() if isinstance(value, Tensor) and key not in link.points]
         if not any(bool(tensor.any()) for tensor in tensors):
@@ -96,7 +96,7 @@ def find_start(link: Module, param: Tensor) -> dict[str, Any]:
 
 
 def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -> dict[str, Any]:
-    """Return the state that a link starts with, for an update of equal entries."""
+    """Return the initial state of a link for an update of equal entries."""
     state: dict[str, Any] = {}
     with torch.no_grad():
         update = torch.full_like(tensor, value)
@@ -106,14 +106,14 @@ def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -
 
 
 def _starts_at_zero(link: TensorTransform) -> bool:
-    """Whether a link only declares buffers."""
+    """Return whether a link only declares buffers, which start at zero."""
     kind = type(link)
     plain = kind.single_tensor_initialize is BufferTransform.single_tensor_initialize
     return plain and kind.begin is BufferTransform.begin and not link.has_own("multi_tensor_initialize")  # type: ignore[attr-defined]
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    """Whether two starts are equal, tensors entry by entry."""
+    """Return whether two initial states are equal, tensors entry by entry."""
     if isinstance(left, Tensor):
         return isinstance(right, Tensor) and torch.equal(left, right)
     if isinstance(left, list | tuple):
@@ -122,7 +122,7 @@ def _are_equal(left: Any, right: Any) -> bool:
 
 
 class _StateResizer:
-    """Resizes the values of one row."""
+    """The resize of the values of one row."""
 
     def __init__(self, maps: Sequence[UnitMap], lead: int) -> None:
         self.maps, self.lead = maps, lead
@@ -138,7 +138,7 @@ class _StateResizer:
         if isinstance(value, Tensor):
             return self._resize_tensor(value, rule, start, is_point)
         if not _has_tensors(value):
-            # Sizes and axes that the link worked out from the shape; counts and other numbers stay.
+            # Sizes and axes that the link derived from the shape are replaced; counts and other numbers stay.
             if isinstance(value, list | tuple) and tuple(value) == self.whole.shape:
                 return type(value)(self.whole.shape_after)
             return start if isinstance(value, list | tuple) and type(start) is type(value) else value
@@ -232,7 +232,7 @@ class _StateResizer:
 
 
 def compose(maps: Sequence[UnitMap]) -> UnitMap:
-    """Return the map, without values, that does what several do one after the other."""
+    """Return one map, without initial values, for several that are applied in turn."""
     index, fresh = list(maps[0].index), list(maps[0].fresh)
     for each in maps[1:]:
         for axis, (later, news) in enumerate(zip(each.index, each.fresh, strict=True)):
@@ -250,7 +250,7 @@ def compose(maps: Sequence[UnitMap]) -> UnitMap:
 
 
 def _fill_diagonal(resized: Tensor, before: Tensor, fresh: Tensor | None) -> None:
-    """Give new units the mean of the diagonal, which a matrix of zeros there would not let move."""
+    """Set the diagonal for new units to the mean of the old one; with zeros they could not move."""
     if fresh is not None and before.shape[-1]:
         mean = before.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
         places = fresh.to(resized.device)

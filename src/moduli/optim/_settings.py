@@ -1,22 +1,16 @@
-"""Settings of a link for each parameter: its own groups, then the optimizer's groups, then its defaults; who shares them."""
+"""Settings of a link for each parameter: the link's own groups, then the optimizer's groups, then its defaults."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import itertools
 import math
-from abc import ABCMeta
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .._torch import in_forward_ad, is_batched, is_fake, is_wrapped
-from ._checks import check_made, explain_unmade
 from ._vectors import can_compare
 from ._writes import CountedSettings, Writes
 from .slots import Slots
@@ -31,7 +25,13 @@ _MISSING = object()
 
 
 def check_values(where: str, settings: Mapping[str, Any], members: int | None) -> None:
-    """Refuse a NaN, the one number that no setting can mean, and a tensor that is not one number for each member."""
+    """Raise ValueError for a NaN, which is no valid setting, and for a tensor that is not one number for each member.
+
+    Args:
+        where: The link or group, for errors.
+        settings: The settings.
+        members: The number of members of a population; None for one model.
+    """
     for key, value in settings.items():
         for number in value if isinstance(value, tuple | list) else (value,):
             bad = isinstance(number, float) and math.isnan(number)
@@ -48,25 +48,18 @@ def check_values(where: str, settings: Mapping[str, Any], members: int | None) -
         if value.dtype is torch.bool:
             raise ValueError(f"{where}: {key} is a choice, not a number; make it once for all {members} members")
         if value.shape != (members,):
-            found = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
-            raise ValueError(f"{where}: {key} has {found} for {members} members; give one for each, or one")
-
-
-def check_defaults(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise an error if what a link is made with can't be settings: links, and NaN.
-
-    Args:
-        name: The name of the link.
-        settings: The settings.
-    """
-    for key, value in settings.items():
-        if isinstance(type(value), LinkType):
-            raise TypeError(f"{name}: {key} is a link; pass links to set_child, not as a setting")
-    check_values(name, settings, None)
+            got = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
+            raise ValueError(f"{where}: {key} has {got} for {members} members; give one for each, or one")
 
 
 def refuse_string(where: str, key: str, value: Any) -> None:
-    """Raise TypeError if a string is given for a number, with the number that it reads as."""
+    """Raise TypeError if a string is given for a number; the message has the number that it reads as.
+
+    Args:
+        where: The link, for the error.
+        key: The name of the setting.
+        value: The value.
+    """
     if isinstance(value, str):
         try:
             remedy = f"the number {float(value):g}, without quotes"
@@ -76,7 +69,7 @@ def refuse_string(where: str, key: str, value: Any) -> None:
 
 
 def current(resolved: Mapping[str, Any], step: int | Tensor) -> Mapping[str, Any]:
-    """Settings with schedules evaluated at this step and 0-d tensors on the host read; the same object where there are none."""
+    """Return settings with schedules evaluated at this step and 0-d host tensors as numbers; the same object if there are none."""
     changed: dict[str, Any] | None = None
     for key, value in resolved.items():
         kind = type(value)
@@ -92,28 +85,28 @@ def current(resolved: Mapping[str, Any], step: int | Tensor) -> Mapping[str, Any
 
 
 def _can_read(number: Tensor) -> bool:
-    """Whether a 0-d tensor may become a Python number: it is not differentiated or batched, and on the host."""
+    """Return whether a 0-d tensor may become a Python number: it is on the host, and neither differentiated nor batched."""
     if torch.is_grad_enabled() or in_forward_ad():
         return False
     return can_compare(number) and not is_wrapped(number)
 
 
 class Binding:
-    """What an optimizer and all of its links share; a link of no optimizer has its own.
+    """The data shared by an optimizer and all of its links; a link without an optimizer has its own.
 
     Attributes:
         slots: The numbers of the parameters.
         writes: Counts changes of groups, defaults and links.
-        step: The number of the step that is made.
+        step: The number of the current step.
         members: The number of members of a population; None for one model.
         member: The member that links are run for; None for all at once.
         fuse: Whether runs of pointwise links are one pass.
         draws_alike: Whether several processes have to draw the same random numbers.
         in_pieces: Whether parameters are sharded over processes.
-        read_row: Finds the state of a parameter that is part of a matrix of members, to be read.
-        axes: The axes of the model, where the optimizer was given them.
+        read_row: Returns the state of a parameter that is part of a matrix of members, read-only.
+        axes: The axes of the model, if the optimizer was given them.
         offload: Where the state of the parameters of some groups is stored between steps, by the position of the group.
-        watch: What takes the numbers of each step, where there is a watch.
+        watch: The watch that records the numbers of each step, if there is one.
         device_steps: The number of the step on each device, where steps can be captured in a graph.
     """
 
@@ -133,7 +126,7 @@ class Binding:
         self.offload: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # The matrices of a copy are made by its optimizer, and it has no watch.
+        # A copy of the optimizer makes its own matrices, and has no watch.
         return {**self.__dict__, "read_row": None, "watch": None}
 
 
@@ -158,13 +151,13 @@ class Settings:
         self.binding = Binding()
         #: The settings in force by group of the optimizer and local group, with that local group.
         self._resolved: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any] | None]] = {}
-        #: State and settings of tensors that hooks see for the length of a block (`LinkState.shown`).
+        #: State and settings of tensors that are passed to hooks in place of parameters (`LinkState.shown`).
         self.shown: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
         self._version = -1
 
     @property
     def binding(self) -> Binding:
-        """What the link shares with its optimizer."""
+        """The data that the link shares with its optimizer."""
         return self._binding
 
     @binding.setter
@@ -182,7 +175,7 @@ class Settings:
         return resolved
 
     def raw(self, param: Tensor) -> dict[str, Any]:
-        """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
+        """Return the settings with schedules not yet evaluated; parameters with equal settings share one dictionary."""
         if self._version != self._binding.writes.numbers:  # defaults are public, and may be changed by hand
             self.refresh()
         group, local, slots = -1, self.local.get(param) if self.local else None, self._binding.slots
@@ -199,25 +192,25 @@ class Settings:
         return self._resolved[key][0]
 
     def are_per_member(self) -> bool:
-        """Whether any of them is one number for each member of a population."""
+        """Return whether any of them is one number for each member of a population."""
         layers: list[dict[str, Any]] = [self.defaults, *self.overrides, *self.local.values()]
         return any(is_per_member(value) for layer in layers for value in layer.values())
 
     def _fill(self, key: tuple[int, int]) -> None:
-        # In place: a fused run holds the dictionary and sees the new numbers.
+        # In place: a fused run refers to the dictionary and reads the new values.
         values, local = self._resolved[key]
         layer = self.overrides[key[0]] if 0 <= key[0] < len(self.overrides) else {}
         values.clear()
         values.update({**self.defaults, **layer, **(local or {})})
 
     def refresh(self) -> None:
-        """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
+        """Read new values of the optimizer's groups; the dictionaries stay the same objects."""
         self._version = self._binding.writes.numbers
         for key in self._resolved:
             self._fill(key)
 
     def forget(self) -> None:
-        """Resolve anew at the next use: who shares settings with whom may have changed."""
+        """Clear the resolved settings, since the sharing of dictionaries may have changed; the next use resolves them again."""
         self._resolved.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,7 +218,7 @@ class Settings:
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether options are unchanged; tensors by identity."""
+    """Return whether settings are equal; tensors are compared by identity."""
     if a is b:
         return True
     if len(a) != len(b):
@@ -240,11 +233,11 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def is_per_member(value: Any) -> bool:
-    """Whether a setting is a tensor with one number per member of a population."""
+    """Return whether a setting is a tensor with one number per member of a population."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-# ---------------------------------------------------------------------- the arguments that a link is made with
+# ---------------------------------------------------------------------- the arguments of a link's constructor
 
 
 Setting: TypeAlias = float | Tensor | Callable[[int], float]
@@ -256,7 +249,7 @@ class Schedule:
     """A number that is a function of the step, counted from zero.
 
     A function given for an argument that is a number (it has one as its default, or is annotated as one) becomes a schedule
-    by itself; any other function stays what it is. Say `Schedule(fn)` where a link does not tell.
+    automatically; any other function stays unmodified. Write `Schedule(fn)` where a link does not declare a number.
 
     Example:
         >>> from moduli import m, optim
@@ -277,129 +270,3 @@ class Schedule:
 
     def __repr__(self) -> str:
         return repr(self.fn)
-
-
-def as_schedule(value: Any, default: Any) -> Any:
-    """A function given for a setting that is a number, as a schedule; anything else as it is."""
-    number = isinstance(default, float | int | Tensor | Schedule) and not isinstance(default, bool)
-    return Schedule(value) if number and _is_function(value) else value
-
-
-class LinkType(ABCMeta):
-    """Explains arguments that a link does not take, and makes schedules of functions where it takes numbers."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        # Tools look at the type's own call first, which takes anything.
-        known = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return known.replace(parameters=list(known.parameters.values())[1:])
-
-    def _make_link(cls, *args: Any, **kwargs: Any) -> Any:
-        schedules: dict[str, Schedule] = {}
-        if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
-            args, kwargs, schedules = _make_schedules(cls, args, kwargs)
-        if str in map(type, args) or str in map(type, kwargs.values()):
-            _refuse_strings(cls, args, kwargs)
-        try:
-            link = super().__call__(*args, **kwargs)
-        except (TypeError, RuntimeError, ValueError, AttributeError) as error:
-            said = _explain(cls, args, kwargs, schedules, error) or explain_unmade(cls.__name__, error)
-            if said is None:
-                raise
-            raise TypeError(said) from None
-        check_made(link, Settings)
-        held = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
-        unused = [key for key, schedule in schedules.items() if id(schedule) not in held]
-        if unused:
-            raise TypeError(_refuse_schedules(cls, unused))
-        return link
-
-    if not TYPE_CHECKING:  # checkers take a metaclass' call for the signature; that of the constructor says more
-        __call__ = _make_link
-
-
-@cache
-def find_accepted(cls: type) -> dict[str, inspect.Parameter]:
-    """The arguments of a class by name, with those that it hands on to the classes it is made from."""
-    out: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
-        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        for parameter in parameters:
-            first = not out and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            if (first or parameter.kind is parameter.KEYWORD_ONLY) and not parameter.name.startswith("_"):
-                out.setdefault(parameter.name, parameter)
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return out
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type | Tensor | Schedule) and not isinstance(type(value), LinkType)
-
-
-def _is_number(parameter: inspect.Parameter) -> bool:
-    """Whether an argument is declared a number, or at least no function."""
-    if isinstance(parameter.default, int | float):
-        return True
-    written = str(parameter.annotation)
-    if str(Setting) in written or "Setting" in written:
-        return True
-    return any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
-
-
-def _refuse_strings(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError for a string where the default is a number and the annotation does not allow strings."""
-    places = inspect.signature(cls).parameters
-    known = {**find_accepted(cls), **places}
-    for key, value in (*zip(places, args, strict=False), *kwargs.items()):
-        parameter = known.get(key)
-        if parameter is None or isinstance(parameter.default, bool) or not isinstance(parameter.default, int | float):
-            continue
-        if not any(word in str(parameter.annotation) for word in ("str", "Literal", "Metric")):
-            refuse_string(cls.__name__, key, value)
-
-
-def _make_schedules(
-    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
-    known, made = find_accepted(cls), {}
-
-    def make(value: Any, parameter: inspect.Parameter | None) -> Any:
-        if parameter is not None and _is_function(value) and _is_number(parameter):
-            value = made[parameter.name] = Schedule(value)
-        return value
-
-    places = list(inspect.signature(cls).parameters.values())[: len(args)]
-    given = tuple(itertools.starmap(make, itertools.zip_longest(args, places)))
-    return given, {key: make(value, known.get(key)) for key, value in kwargs.items()}, made
-
-
-def _explain(
-    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], schedules: Mapping[str, Any], error: Exception
-) -> str | None:
-    """What a link that can't be made with these arguments says of them; None where the error says it."""
-    name, known, text = cls.__name__, list(find_accepted(cls)), str(error)
-    refused = [key for key in schedules if f" {key} is " in text]
-    if not refused and not isinstance(error, ValueError):
-        unknown = [key for key in kwargs if key not in known]
-        if unknown and ("unexpected keyword argument" in text or "missing" in text):
-            return f"{name} has no setting {unknown[0]!r}{suggest(unknown[0], known)} (it takes {', '.join(known) or 'nothing'})"
-        if "positional argument" in text and ("given" in text or "too many" in text):
-            hint = f"its settings are keywords: {', '.join(known) or 'none'}"
-            if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in known:
-                hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
-            return f"{name}({', '.join(map(repr, args))}): {hint}"
-        refused = list(schedules)
-    return _refuse_schedules(cls, refused) if refused else None
-
-
-def _refuse_schedules(cls: type, keys: Sequence[str]) -> str:
-    return f"{cls.__name__}: {' and '.join(keys)} can't be a function of the step; give a number"
-
-
-def suggest(name: str, known: Sequence[str]) -> str:
-    """The known name that is nearest to an unknown one, as a question; nothing where none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

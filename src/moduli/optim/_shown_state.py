@@ -1,4 +1,4 @@
-"""`Optimizer.state`: per-parameter state of all links, to be read. Writes would not be kept, so they are refused."""
+"""`Optimizer.state`: a read-only view of the per-parameter state of all links. Writes would be lost, so they raise TypeError."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PLACEHOLDER = "moduli"
 
 
 class ShownDict(dict[K, V]):
-    """A dictionary that may be written with what it holds already, as trainers do that move state to a device."""
+    """A read-only dictionary that accepts its own values, which trainers write back when they move state to a device."""
 
     def __setitem__(self, key: K, value: V) -> None:
         if not _is_same(self.get(key, ShownDict()), value):
             raise TypeError(KEEP_ELSEWHERE)
 
     def setdefault(self, key: K, default: Any = None) -> Any:
-        """Return the value that is there; raise TypeError where there is none."""
+        """Return the existing value; raise TypeError if there is none."""
         if key not in self:
             raise TypeError(KEEP_ELSEWHERE)
         return self[key]
 
     def update(self, *others: Any, **named: Any) -> None:
-        """Raise TypeError unless every value is the one that is there."""
+        """Raise TypeError unless every value is the existing one."""
         for key, value in dict(*others, **named).items():
             self[key] = value
 
@@ -42,7 +42,7 @@ class ShownDict(dict[K, V]):
         return self
 
     def _refuse(self, *args: Any) -> NoReturn:
-        """Raise TypeError: nothing is taken away."""
+        """Raise TypeError: nothing can be removed."""
         raise TypeError(KEEP_ELSEWHERE)
 
     __delitem__ = pop = popitem = clear = _refuse
@@ -52,19 +52,19 @@ class ShownDict(dict[K, V]):
 
 
 class ShownState(ShownDict[Tensor, ShownDict[str, Any]]):
-    """The rows by parameter; one without state has an empty row."""
+    """The rows by parameter; a parameter without state has an empty row."""
 
     def __missing__(self, key: Tensor) -> ShownDict[str, Any]:
         return ShownDict()
 
 
-def _is_same(held: Any, value: Any) -> bool:
-    """Whether a value that is written is the one that is there."""
-    if held is value:
+def _is_same(stored: Any, value: Any) -> bool:
+    """Return whether a written value is the existing one."""
+    if stored is value:
         return True
-    if isinstance(held, ShownDict) and isinstance(value, dict):
-        told = value.keys() - {PLACEHOLDER}
-        return held.keys() == told and all(_is_same(held[key], value[key]) for key in held)
-    if isinstance(held, Tensor) or isinstance(value, Tensor):
+    if isinstance(stored, ShownDict) and isinstance(value, dict):
+        keys = value.keys() - {PLACEHOLDER}
+        return stored.keys() == keys and all(_is_same(stored[key], value[key]) for key in stored)
+    if isinstance(stored, Tensor) or isinstance(value, Tensor):
         return False
-    return type(held) is type(value) and bool(held == value)
+    return type(stored) is type(value) and bool(stored == value)

@@ -1,4 +1,4 @@
-"""State dicts of torch's own optimizers: read as a chain with the same algorithm would have saved its state, and written by one."""
+"""State dicts of torch's own optimizers: read into the state of a chain with the same algorithm, and written from one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Algorithm:
-    """One of torch's optimizers.
+    """The correspondence between one of torch's optimizers and links.
 
     Attributes:
         has: Settings by which its groups are recognised.
         lacks: Settings of others that its groups do not have.
-        links: The links that keep entries of its state, with the names that these have there.
-        settings: Its settings that have other names here, or several.
-        beside: Links of the chain that keep nothing of it.
-        marks: Links without which a chain is not this algorithm; those that keep state, if none are named.
+        links: The links that store entries of its state, with the names of these entries in the link.
+        settings: Its settings that have other names here, or become several.
+        beside: Links of the chain that store nothing of it.
+        marks: Links without which a chain is not this algorithm; by default those that store state.
     """
 
     has: frozenset[str]
@@ -97,11 +97,11 @@ _ALGORITHMS: dict[str, _Algorithm] = {
 def read_torch(
     optimizer: Optimizer, frame: Mapping[str, Any], given: Mapping[str, Any], strict: bool
 ) -> dict[str, Any]:
-    """Return the state as this chain would have saved it; without strict, without what it has no place for.
+    """Return the state as this chain would have saved it; without `strict`, entries without a place here are dropped.
 
     Args:
         optimizer: The optimizer that loads it.
-        frame: What this optimizer saves, without state.
+        frame: The saved form of this optimizer, without state.
         given: The state dict of torch's optimizer.
         strict: Whether everything must have a place.
     """
@@ -113,8 +113,8 @@ def read_torch(
     names = dict(zip(order, frame["shapes"], strict=True))
     packed = {**frame, "shapes": dict(frame["shapes"]), "dtypes": {}, "state": {}}
     packed.update(current_step=0, should_terminate=False, reasons=[], rehearsed=False)
-    known = _ALGORITHMS[algorithm]
-    kinds = known.links
+    mapping = _ALGORITHMS[algorithm]
+    kinds = mapping.links
     entries = [(names[key], *entry) for key, row in given["state"].items() for entry in row.items()]
     for name, field, value in entries:
         keepers = [kind for kind, own in kinds.items() if field in own]
@@ -131,7 +131,7 @@ def read_torch(
     settings = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
     packed["param_groups"] = []
     for group in saved:
-        options = {key: value for key, value in _rename(known, group).items() if key in settings}
+        options = {key: value for key, value in _rename(mapping, group).items() if key in settings}
         packed["param_groups"].append({**options, "params": [names[key] for key in group["params"]]})
     return {**packed, "num_evaluations": packed["current_step"]}
 
@@ -173,7 +173,7 @@ def _recognise(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> str
 
 
 def _add_entry(packed: dict[str, Any], name: str, field: str, value: Any, path: str, key: str) -> None:
-    """Add what torch has for one parameter under `field` to the state of the link at `path`."""
+    """Add torch's entry `field` of one parameter to the state of the link at `path`."""
     row = packed["state"].setdefault(name, {})
     if field == "step":
         value = int(value)
@@ -186,21 +186,21 @@ def _add_entry(packed: dict[str, Any], name: str, field: str, value: Any, path: 
     row[f"{path}/{key}"] = value
 
 
-def _check_groups(optimizer: Optimizer, found: str, groups: Sequence[Mapping[str, Any]]) -> None:
+def _check_groups(optimizer: Optimizer, algorithm: str, groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError if `maximize` or the kind of weight decay differs from torch's state."""
-    kinds, chain = _ALGORITHMS[found].links, [type(link).__name__ for _, link in optimizer._links]
+    kinds, chain = _ALGORITHMS[algorithm].links, [type(link).__name__ for _, link in optimizer._links]
     own = next((i for i, kind in enumerate(chain) if kind in kinds), None)
     decays = [i for i, (_, link) in enumerate(optimizer._links) if "weight_decay" in link.defaults]
     for group in groups:
         if bool(group.get("maximize")) != optimizer.maximize:
             raise ValueError(
-                f"the state is that of torch's {found} with maximize={not optimizer.maximize}, unlike this one"
+                f"the state is that of torch's {algorithm} with maximize={not optimizer.maximize}, unlike this one"
             )
-        decoupled = bool(group.get("decoupled_weight_decay")) or found == "Muon"
+        decoupled = bool(group.get("decoupled_weight_decay")) or algorithm == "Muon"
         fits = any(own is None or (place > own) is decoupled or place == own for place in decays)
         if group.get("weight_decay") and not fits:
             raise ValueError(
-                f"the state is that of torch's {found} with weight_decay={group['weight_decay']}, which is WeightDecay "
+                f"the state is that of torch's {algorithm} with weight_decay={group['weight_decay']}, which is WeightDecay "
                 f"{'after' if decoupled else 'before'} {' or '.join(kinds)} here; the chain is {', '.join(chain)}"
             )
 
@@ -257,7 +257,7 @@ def _write_row(algorithm: _Algorithm, keepers: Sequence[Module], param: Tensor) 
 
 
 def _write_group(name: str, optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group under the names of torch, with torch's own defaults for what a chain has not."""
+    """Return the settings of a group under torch's names, with torch's defaults for settings that the chain lacks."""
     kind: Any = getattr(torch.optim, name)
     options: dict[str, Any] = dict(kind([torch.zeros(1, 1)], lr=1e-3).param_groups[0])
     algorithm, chain = _ALGORITHMS[name], [link for _, link in optimizer._links]

@@ -1,4 +1,4 @@
-"""Tensors of a pure step inside `torch.vmap` and forward-mode differentiation, in a form that links can work on."""
+"""Tensors of a pure step under `torch.vmap` and forward-mode differentiation, converted so that links can work on them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .forms.members import OutOfPlace
 
 
 def has_tangent(value: Any) -> bool:
-    """Whether a value is a tensor that forward-mode differentiation follows."""
+    """Return whether a value is a tensor with a forward-mode tangent."""
     return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class TransformedTensors:
-    """The tensors of one step: nothing is done to them outside of transforms.
+    """The conversion of one step's tensors for links, and back; outside of transforms it changes nothing.
 
     Links write in place, and torch refuses to write values of a batch into a tensor that is in none: where one tensor is
     batched, all become so. Tangents of 0-d tensors in single precision become double when they meet a Python number, which
@@ -33,7 +33,7 @@ class TransformedTensors:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.forward = in_forward_ad()
-        #: A zero in every batch that one of them is in.
+        #: A zero that is batched in every level in which one of the tensors is; adding it batches a tensor.
         self.zero: Tensor | None = None
         if in_transform():
             map_tensors(values, self._join_batch)
@@ -44,23 +44,23 @@ class TransformedTensors:
             self.zero = zero if self.zero is None else self.zero + zero
 
     def enter_each(self, values: Sequence[Any], params: Sequence[Tensor]) -> list[Any]:
-        """Return one nested value for each parameter with its tensors in the form for links."""
+        """Return one nested value for each parameter with its tensors converted for links."""
         return [self.enter(value, scalar=param.dim() == 0) for value, param in zip(values, params, strict=True)]
 
     def enter(self, value: Any, scalar: bool = False) -> Any:
-        """Return a nested value with its tensors in the form for links; `scalar`: it belongs to a parameter without axes."""
+        """Return a nested value with its tensors converted for links; `scalar`: it belongs to a parameter without axes."""
         if self.zero is None and not self.forward:
             return value
         return map_tensors(value, partial(self._enter_tensor, scalar=scalar))
 
     def leave(self, value: Any, param: Tensor) -> Any:
-        """Return a nested value of a parameter with its tensors in the form that they had."""
+        """Return a nested value of a parameter with its tensors converted back."""
         if not self.forward or param.dim():
             return value
         return map_tensors(value, lambda tensor: tensor.reshape(()) if tensor.shape == (1,) else tensor)
 
     def run_batched(self) -> AbstractContextManager[Any]:
-        """Return a block in which in-place operations that `torch.vmap` has no rule for are replaced."""
+        """Return a context in which in-place operations without a rule for `torch.vmap` are replaced."""
         return nullcontext() if self.zero is None else OutOfPlace()
 
     def _enter_tensor(self, tensor: Tensor, scalar: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""State of links that work on all parameters concatenated: which parameters these are, and where they are after loading."""
+"""State of links that work on all parameters concatenated: the parameters of the vector, and their new positions after loading."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .slots import Slots
 from .state_encoding import MemberValues
 
 VECTOR = "vector of"
-"""Where a link over all parameters concatenated remembers which they are."""
+"""The key of `global_state` under which a link over all parameters concatenated stores their names and sizes."""
 
 
 class Vector:
-    """Where the elements of a saved vector are now.
+    """The mapping of the elements of a saved vector to their new positions.
 
     Args:
-        parts: The parameters that the vector was made of, as `slots.describe_params` has them; None where the link had not stepped.
+        parts: The parameters of the vector, as from `slots.describe_params`; None if the link had not stepped.
         saved: The saved state.
         by_name: The parameters here by the names that they were saved with.
-        active: Those that are trained.
-        stacked: Whether they are stacked over members; each member then has a vector.
-        reorders: How parameters that have another order of labels here are reordered, by saved name.
+        active: The parameters that are trained.
+        stacked: Whether parameters are stacked over members, each with its own vector.
+        reorders: The reordering of each parameter whose labels have another order here, by saved name.
 
     Attributes:
         order: The parameters of the vector, as they are ordered here.
@@ -47,9 +47,9 @@ class Vector:
         split = [part.rpartition(":") for part in parts or ()]
         names, self.sizes = [name for name, _, _ in split], [int(size) for _, _, size in split]
         self.params = [by_name.get(name) for name in names]
-        self.order = [param for param in active if any(param is known for known in self.params)]
+        self.order = [param for param in active if any(param is own for own in self.params)]
         numels = [-1 if param is None else param.shape[self.stacked :].numel() for param in self.params]
-        # A link in one branch of a chain has a vector of its own parameters, which others do not change.
+        # The vector of a link in one branch of a chain has some of the parameters; changes of others do not matter.
         grown = sorted(names) == sorted(saved["order"]) and len(active) != len(names)
         self.fresh = numels != self.sizes or len(self.order) != len(names) or (grown and parts is not None)
         shapes = {name: saved["shapes"][name][self.stacked :] for name in names if name in reorders}
@@ -57,14 +57,14 @@ class Vector:
         self.names = names
 
     def keep_shared(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
-        """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
+        """Return the link's global state in the new order; if the vector can't be followed, only the random generators."""
         if self.fresh:
             return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
         order = [f"{slots.find_name(p) or '?'}:{p.shape[self.stacked :].numel()}" for p in self.order]
         return {**self.permute(state), **({VECTOR: order} if order else {})}
 
     def permute(self, value: Any) -> Any:
-        """A value with every axis as long as the vector in the new order."""
+        """Return a value with every axis as long as the vector reordered."""
         if not self.inside and all(a is b for a, b in zip(self.order, self.params, strict=True)):
             return value
         pieces = dict(zip(self.params, torch.split(torch.arange(sum(self.sizes)), self.sizes), strict=True))

@@ -1,4 +1,4 @@
-"""Lists of tensors as one vector, and random lists."""
+"""Lists of tensors as one vector, and random lists of tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .._torch import is_fake
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of reals, the same memory; any other as it is."""
+    """Return a complex tensor as pairs of reals that share its memory; other tensors unmodified."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def resolve_lazy(params: Iterable[Tensor]) -> None:
-    """Give parameters that are lazily conjugated or negated views memory of their own, with the same values.
+    """Replace lazily conjugated or negated views among parameters by materialised tensors with the same values.
 
-    Writes through such a view would need a copy at every step, and torch's foreach functions refuse them.
+    Writes through such a view would need a copy at every step, and torch's foreach functions reject them.
     """
     for param in params:
         if param.is_conj() or param.is_neg():
@@ -34,33 +34,32 @@ def restore_complex(tensor: Tensor, param: Tensor) -> Tensor:
 
 
 def can_compare(tensor: Tensor) -> bool:
-    """Whether reading values costs no wait for a device."""
+    """Return whether values can be read without waiting for a device."""
     return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
-def fill_zeros(found: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients, with zeros for parameters that have none."""
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+def fill_zeros(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradients with zeros for parameters that have none."""
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
 
 
 def to_vector(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements in order, as one vector of their common dtype."""
+    """Return all elements in order, as one vector of their common dtype."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The vector cut into pieces with the shapes (and dtypes) of these tensors; pieces are views where possible."""
-    sizes = [tensor.numel() for tensor in like]
-    pieces = zip(torch.split(vector, sizes), like, strict=True)
-    return [piece.to(tensor.dtype).view(tensor.shape) for piece, tensor in pieces]
+    """Return the vector split into tensors with the shapes and dtypes of `like`; views where possible."""
+    parts = torch.split(vector, [tensor.numel() for tensor in like])
+    return [part.to(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def sample_like(
     params: Sequence[Tensor], distribution: str, variance: float = 1.0, generator: torch.Generator | None = None
 ) -> list[Tensor]:
-    """A random vector shaped like the parameters, each component with mean 0 and this variance.
+    """Return a random vector shaped like the parameters, each component with mean 0 and this variance.
 
     Args:
         params: The parameters.

@@ -1,4 +1,4 @@
-"""Whether a module or a population has the parameters that it had."""
+"""Detection of changes to the parameters of a module or a population."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PopulationWatch:
-    """The parameters of a population by identity, and their layout, to be compared with those that it has later.
+    """A snapshot of a population's parameters (by identity) and layout, to detect changes.
 
     `Population.to` leaves the parameters the same objects, with another dtype or device: the layout is then another one.
 
@@ -29,7 +29,7 @@ class PopulationWatch:
         self._layout = population.layout
 
     def has_changed(self) -> bool:
-        """Whether the population has other parameters now, or those of another dtype or device."""
+        """Return whether the population has other parameters now, or another dtype or device."""
         if self._population.layout is not self._layout:
             return True
         leaves = list(self._population.parameters())
@@ -37,5 +37,5 @@ class PopulationWatch:
 
 
 def watch(model: torch.nn.Module | Population) -> ParameterWatch | PopulationWatch:
-    """Return what notices that a model has other parameters."""
+    """Return an object that detects when a model has other parameters."""
     return ParameterWatch(model) if isinstance(model, torch.nn.Module) else PopulationWatch(model)

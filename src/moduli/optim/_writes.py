@@ -1,4 +1,4 @@
-"""Counting what is written, so that a step can see by one number that nothing was."""
+"""Counters of writes, so that a step can detect by one comparison that nothing has changed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Writes:
 
 
 class RowWrites:
-    """Changes of the rows of a link, which are counted while a fused pass knows where their tensors are.
+    """A counter of changes to the rows of a link, active while a fused pass has stored the addresses of their tensors.
 
     Attributes:
-        watcher: The counters; None where no pass does. Links that run by themselves write into their rows at every step.
-        shared: Whether a caller was handed a row, and may give its tensors other memory at any time.
+        watcher: The counters; None while no pass has. Unfused links write into their rows at every step.
+        shared: Whether a caller has a reference to a row, and may replace the memory of its tensors at any time.
     """
 
     __slots__ = ("shared", "watcher")
@@ -40,7 +40,7 @@ class RowWrites:
         self.shared = False
 
     def share(self) -> None:
-        """Note that a row is handed out."""
+        """Record that a caller gets a reference to a row."""
         if not self.shared:
             self.shared = True
             self.add()
@@ -106,7 +106,7 @@ class CountedDict(dict[str, Any]):
 
 
 class CountedSettings(CountedDict):
-    """Settings: a number that replaces a number does not change the plan of a step."""
+    """Settings that count their changes; replacing a number by a number does not invalidate the plan of a step."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(self.writes, Writes) and _is_number(value) and _is_number(self.get(key)):

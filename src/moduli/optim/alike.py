@@ -1,7 +1,7 @@
 """One call for many tensors: those of one shape, with equal settings and state of one structure, are stacked.
 
 A function of one matrix is run for all matrices of its kind under `torch.vmap`, so that the number of operations does not grow with
-the number of matrices. State stays as rows of the stacks: the next call finds them stacked and copies nothing.
+the number of matrices. State is stored as rows of the stacks: the next call restacks it without a copy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["map_alike"]
 Item = Sequence[Any]
 """The tensors of one call; None where there is none."""
 
-# The numbers in a stack of tensors, on an accelerator: copies of all matrices of a large model would not fit beside it, and a
-# matrix of this size occupies the device alone.
+# The limit of elements in a stack on an accelerator: copies of all matrices of a large model would not fit beside it, and a
+# matrix of this size keeps the device busy.
 STACK_LIMIT = 2**24
-# On the CPU: about what a core's cache holds, because each operation passes over the whole stack.
+# On the CPU: about the size of a core's cache, because each operation passes over the whole stack.
 HOST_STACK_LIMIT = 2**18
-# Fewer or larger tensors come one by one on the CPU: what a stack costs is the dispatch of some hundred operations, and to dispatch
+# Fewer or larger tensors are not stacked on the CPU: a stacked call costs the dispatch of some hundred operations, and to dispatch
 # one takes a small part of a product of large matrices.
 HOST_LEAST = 16
 HOST_LARGEST = 2**14
@@ -39,20 +39,20 @@ def map_alike(
     settings: Sequence[Mapping[str, Any]],
     kinds: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Call a function for each item, all items that are alike in one call, and return what it returns for each.
+    """Return the results of a function for each item, with one call for all items that are alike.
 
     Items are alike whose tensors have the same shapes, dtypes and devices, whose settings and kinds are equal, and whose state has
     one structure: the same keys and shapes, and the same values where they are no tensors. A function of several such items runs
-    under `torch.vmap`: it must not decide by the numbers of a tensor. Random numbers are drawn once for all of them. On the CPU
-    only 16 or more tensors of less than 16,384 numbers share a call: to stack fewer or larger ones costs more than it spares.
+    under `torch.vmap`: it must not branch on the values of a tensor. Random numbers are drawn once for all of them. On the CPU
+    only 16 or more tensors of less than 16,384 numbers share a call: to stack fewer or larger ones costs more than it saves.
 
     Args:
-        function: Called with the position of an item (of the first, where it is called for several), its tensors and its state,
+        function: Called with the position of an item (of the first, if it is called for several), its tensors and its state,
             which it may change. Returns a tensor, None, or nested data of tensors.
-        items: The tensors of each item; a function of several sees copies.
+        items: The tensors of each item; a function of several gets copies.
         states: The state of each item.
         settings: The settings of each item; tensors among them are compared by identity.
-        kinds: What else has to be equal.
+        kinds: Further values that have to be equal.
 
     Returns:
         The results, in the order of the items. Those of a stack are its rows.
@@ -88,17 +88,17 @@ def map_alike(
 
 
 class _Items(tuple[Any, ...]):
-    """The structure of a dictionary: its keys and what is under them, in its order."""
+    """The structure of a dictionary: its keys and the structures of its values, in order."""
 
 
 class _StateParts(NamedTuple):
-    """Nested data taken apart: its tensors, and the rest, equal for data that differs only in its tensors."""
+    """Nested data split into its tensors and its structure, which is equal for data that differs only in its tensors."""
 
     tensors: list[Tensor]
     structure: Any
 
     def matches(self, other: _StateParts) -> bool:
-        """Whether the data differs only in the numbers of its tensors."""
+        """Return whether the data differs only in the values of its tensors."""
         return self.structure == other.structure and all(
             one.shape == two.shape and one.dtype == two.dtype
             for one, two in zip(self.tensors, other.tensors, strict=True)
@@ -120,7 +120,7 @@ def _take_apart(value: Any) -> _StateParts:
 
 
 def _put_together(tensors: Iterable[Tensor], structure: Any) -> Any:
-    """Return the nested data with a structure, of which these are the tensors."""
+    """Return the nested data with this structure and these tensors."""
     items = iter(tensors)
 
     def visit(structure: Any) -> Any:
@@ -136,7 +136,7 @@ def _put_together(tensors: Iterable[Tensor], structure: Any) -> Any:
 def _group(
     items: Sequence[Item], rows: Sequence[_StateParts], settings: Sequence[Mapping[str, Any]], kinds: Sequence[Any]
 ) -> list[list[int]]:
-    """Return the positions of items, those that share a call together."""
+    """Return the positions of items, grouped by shared calls."""
     shapes: dict[Any, list[list[int]]] = {}
     for i, item in enumerate(items):
         key = tuple(None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in item)
@@ -157,7 +157,7 @@ def _group(
 
 
 def _limit_stack(item: Item, count: int) -> int:
-    """Return how many items like one are stacked at most, where there are `count` of them."""
+    """Return the largest number of items like this one in a stack, if there are `count` of them."""
     largest = max((tensor for tensor in item if tensor is not None), key=Tensor.numel, default=None)
     size = 0 if largest is None else largest.numel()
     if largest is None or not size:
@@ -174,10 +174,10 @@ def _call_stacked(
     states: Sequence[dict[str, Any]],
     rows: Sequence[_StateParts],
 ) -> list[Any]:
-    """Call a function once for several items, and give each its row of the results and of the state."""
+    """Call a function once for several items; return its results and write the new states, each as rows of a stack."""
     # Copies, which the function may write into: the tensors may be gradients.
     stacks = [None if column[0] is None else torch.stack(column) for column in zip(*items, strict=True)]
-    joined = [join_rows(column) for column in zip(*(row.tensors for row in rows), strict=True)]
+    columns = [join_rows(column) for column in zip(*(row.tensors for row in rows), strict=True)]
     before = rows[0].structure
     structures: list[Any] = [None, None]
     origins: list[int | None] = []
@@ -186,36 +186,36 @@ def _call_stacked(
     inputs = [stack for stack in stacks if stack is not None]
 
     def call(tensors: list[Tensor]) -> list[Tensor]:
-        given, leaves = iter(tensors), tensors[len(inputs) :]
-        item = [None if stack is None else next(given) for stack in stacks]
+        remaining, leaves = iter(tensors), tensors[len(inputs) :]
+        item = [None if stack is None else next(remaining) for stack in stacks]
         state = _put_together(leaves, before)
         with OutOfPlace():
             result = function(places[0], item, state)
         results, structures[0] = _take_apart(result)
         after, structures[1] = _take_apart(state)
         positions = {id(leaf): k for k, leaf in enumerate(leaves)}
-        # A leaf that was written in place is the stack that came in.
+        # A leaf that was written in place is the input stack.
         origins[:] = [positions.get(id(leaf)) for leaf in after]
         returned[:] = [None] * len(results)
         return [*results, *(leaf for leaf, origin in zip(after, origins, strict=True) if origin is None)]
 
-    out = map_batched(call, [*inputs, *(stack for stack, _ in joined)])
+    out = map_batched(call, [*inputs, *(stack for stack, _ in columns)])
     results, changed = out[: len(returned)], out[len(returned) :]
-    if changed or any(copied for _, copied in joined) or structures[1] != before:
+    if changed or any(copied for _, copied in columns) or structures[1] != before:
         fresh = iter(changed)
-        parts = [(next(fresh).contiguous() if origin is None else joined[origin][0]).unbind() for origin in origins]
+        parts = [(next(fresh).contiguous() if origin is None else columns[origin][0]).unbind() for origin in origins]
         for k, state in enumerate(states):
             row = _put_together([part[k] for part in parts], structures[1])
             for key in state.keys() - row.keys():
                 del state[key]
             state.update(row)
-    # What does not depend on the batch comes out expanded, and links write into updates.
+    # Results that do not depend on the batch are expanded views, but links write into updates.
     outs = [result.contiguous().unbind() for result in results]
     return [_put_together([out[k] for out in outs], structures[0]) for k in range(len(places))]
 
 
 def join_rows(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:
-    """Return tensors of one shape as one with an axis more in front, and whether that is a copy: not of rows of one tensor."""
+    """Return tensors of one shape stacked, and whether that is a copy; rows of one tensor are stacked as a view."""
     first, count = tensors[0], len(tensors)
     if not (in_transform() or is_fake(first) or torch.is_grad_enabled()) and all(map(Tensor.is_contiguous, tensors)):
         size = first.numel()

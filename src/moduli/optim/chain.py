@@ -17,7 +17,7 @@ __all__ = ["Chain", "flatten", "maybe_chain"]
 
 
 def flatten(modules: Iterable[Any]) -> Iterator[Module]:
-    """The links in a nesting of sequences and chains, in order."""
+    """Yield the links in a nesting of sequences and chains, in order."""
     for module in modules:
         if isinstance(module, Chain):
             yield from module.get_children_sequence()
@@ -31,7 +31,7 @@ def flatten(modules: Iterable[Any]) -> Iterator[Module]:
 
 
 class Chain(Module):
-    """Links in order, as one link. Chains inside chains are opened.
+    """Links in order, as one link. Nested chains are flattened.
 
     Args:
         *modules: Links and sequences of links.
@@ -54,7 +54,7 @@ class Chain(Module):
         return f"Chain({', '.join(type(child).__name__ for child in self.children.values())})"
 
     def update(self, objective: Objective) -> None:
-        """Every link learns, each from what the links before it make of the update; the update stays as it was."""
+        """Have every link learn from the update as transformed by the links before it; the update itself is not changed."""
         links = self.get_children_sequence()
         if links:
             probe = objective.clone(clone_updates=True)
@@ -67,11 +67,11 @@ class Chain(Module):
                         probe = link.apply(probe)
                         if probe.stop:
                             break
-            probe.skip_update, probe.accepted = False, None  # where it would have gone does not count
+            probe.skip_update, probe.accepted = False, None  # only evaluations are taken over, no moves
             objective.update_attrs_from_clone_(probe)
 
     def apply(self, objective: Objective) -> Objective:
-        """Every link transforms the update, learning nothing."""
+        """Transform the update by every link; none of them learns."""
         outer = objective.stop
         for link in self.get_children_sequence():
             objective = link.apply(objective)
@@ -81,7 +81,7 @@ class Chain(Module):
         return objective
 
     def step(self, objective: Objective) -> Objective:
-        """Each link in turn. A link that stops the chain stops this one, not the one around it."""
+        """Run each link in turn. A link that stops the chain stops this one, not the enclosing one."""
         outer = objective.stop
         objective = step(objective, self.get_children_sequence(), owner=self)
         objective.stop = outer
@@ -89,7 +89,7 @@ class Chain(Module):
 
 
 def maybe_chain(*modules: Chainable) -> Module:
-    """One link as it is, several as a `Chain`.
+    """Return one link unmodified, several as a `Chain`.
 
     Example:
         >>> from moduli import m, optim

@@ -3,17 +3,17 @@
 `limit: float = 1.0` in the class of a link is a keyword of its constructor and a setting. The rule, in the order in which it is
 applied to each annotated attribute of a class:
 
-1. A class with an `__init__` in its own body declares nothing: its constructor says what it takes.
+1. A class with an `__init__` in its own body declares nothing: that constructor has the arguments.
 2. `ClassVar[...]` and names with an underscore at the front are attributes of the class.
 3. A name that the constructor of a base takes is that argument, with another default or another type.
-4. A name that a base has as an attribute (`elementwise`, `needs`, `members`) keeps its meaning there, a declaration about the
-   class. The name of a method, or of what every link has (`settings`, `state`), is refused.
+4. A name that a base has as an attribute (`elementwise`, `needs`, `members`) keeps its meaning there, a property of the
+   class. The name of a method, or of an attribute of every link (`settings`, `state`), raises TypeError.
 5. Everything else is an argument: a keyword, required where it has no default. Its value is a setting, whatever its type
    (float, bool, str, a function), and parameter groups may change it. Two kinds are no settings: links (`Chainable`), which
    become children, and the arguments that are named in `attributes`, which become attributes of the link.
 
-`dataclasses.field` says what an annotation can't: `field(kw_only=False)` an argument that may be positional,
-`field(default_factory=list)`, and `field(default=1, init=False)` a value for what a base has as an argument and this link not.
+`dataclasses.field` adds what an annotation can't express: `field(kw_only=False)` for an argument that may be positional,
+`field(default_factory=list)`, and `field(default=1, init=False)` for a fixed value of an argument of a base class.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get
 
 from . import ranges as check
 from ._checks import MADE
-from ._settings import check_defaults
-
-if TYPE_CHECKING:
-    pass
+from ._link_type import check_defaults
 
 Ranges = Mapping[check.Check, tuple[str, ...]]
-"""The arguments of a link that a check is for, by check."""
+"""For each check the names of the arguments that it applies to."""
 
-# The checks of arguments with these names, unless the class names others: memories, and what keeps a divisor from zero.
+# Default checks of arguments by name: decay rates of averages, and the summand that keeps a divisor from zero.
 _USUAL = {
     **dict.fromkeys(("beta1", "beta2", "beta3"), check.allow(check.fraction, None)),
     "eps": check.allow(check.non_negative, None),
@@ -45,9 +42,9 @@ _Kind = inspect.Parameter
 
 
 class DeclaredArguments:
-    """The part of a link that makes its constructor from the annotated attributes of its class."""
+    """The part of a link that generates its constructor from the annotated attributes of its class."""
 
-    #: The names of the arguments that were declared as attributes, and the values of those that the constructor does not take.
+    #: The names of the declared arguments, and the values of those that are fixed and not in the constructor.
     _declared: ClassVar[frozenset[str]] = frozenset()
     _fixed: ClassVar[Mapping[str, Any]] = {}
     _places: ClassVar[Any] = None
@@ -64,9 +61,9 @@ class DeclaredArguments:
             _declare(cls)
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        """Check the arguments, and make attributes, settings and children of them.
+        """Check the arguments, and store them as attributes, settings and children.
 
-        Override it to look at several arguments together. A constructor that is written by hand may end in
+        Override it to check several arguments together. A constructor that is written by hand may end in
         `self.collect(locals())`.
 
         Args:
@@ -80,7 +77,7 @@ class DeclaredArguments:
             self.set_child(key, link)
 
     def _add(self, given: Mapping[str, Any]) -> None:
-        """Add arguments to a link that a constructor written by hand has made."""
+        """Add declared arguments to a link after its handwritten constructor has run."""
         arguments, links = self._sort(given)
         check_defaults(type(self).__name__, arguments)
         self.defaults.update(arguments)
@@ -102,10 +99,10 @@ class DeclaredArguments:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            kind = self.__class__  # also while hooks are traced, when `self` is a recorder
+            kind = self.__class__  # not type(self), which is a recorder while hooks are traced
             failed = getattr(kind, name, None)
             if isinstance(failed, property):
-                return failed.fget(self)  # raises again what made Python look here
+                return failed.fget(self)  # raises the error again that made Python call __getattr__
             what = f"{kind.__name__!r} object has no attribute {name!r}"
             if name in kind._declared:
                 how = f"setting[{name!r}] in hooks, self.settings[param][{name!r}] elsewhere"
@@ -114,7 +111,7 @@ class DeclaredArguments:
             raise AttributeError(what, name=name, obj=self)
 
     def check_setting(self, key: str, value: Any) -> None:
-        """Check a value that a group gives as one that the constructor is given."""
+        """Check a value that a group sets like one that is passed to the constructor."""
         super().check_setting(key, value)  # type: ignore[misc]
         for name, check_value in _find_places(type(self)).checks:
             if name == key:
@@ -125,39 +122,39 @@ class DeclaredArguments:
 
 
 def _declare(cls: type[DeclaredArguments]) -> None:
-    """Make the constructor of a class that declares arguments; the attributes they were declared as are removed from it."""
+    """Generate the constructor of a class that declares arguments, and remove them from the class attributes."""
     base: Any = cls.__init__
-    made = hasattr(base, "__signature__")
-    template = not made and "defaults" in inspect.signature(base).parameters
+    generated = hasattr(base, "__signature__")
+    template = not generated and "defaults" in inspect.signature(base).parameters
     this = inspect.Parameter("self", _Kind.POSITIONAL_OR_KEYWORD)
-    known = {"self": this} if template else dict(inspect.signature(base).parameters)
+    parameters = {"self": this} if template else dict(inspect.signature(base).parameters)
     options = _list_options(_find_template(cls))
     fixed, own, factories = dict(cls._fixed), {}, {}
     for key, hint in inspect.get_annotations(cls).items():
         text = hint if isinstance(hint, str) else str(hint)
         if "ClassVar" in text or key[0] == "_":
             continue
-        if not (key in known or key in fixed or key in options or _is_free(cls, key)):
+        if not (key in parameters or key in fixed or key in options or _is_free(cls, key)):
             continue
-        given = vars(cls).get(key, MISSING)
-        if given is not MISSING:
-            delattr(cls, key)  # it would be taken for the value of the setting
-        before = known.get(key)
+        value = vars(cls).get(key, MISSING)
+        if value is not MISSING:
+            delattr(cls, key)  # otherwise the class attribute would hide the setting
+        before = parameters.get(key)
         if before is not None and before.default is _Kind.empty:
-            del known[key]  # a base that gives no default says the type only, not the place
-        known[key] = own[key] = _read_parameter(cls, key, hint, given, before)
-        if isinstance(given, Field) and given.default_factory is not MISSING:
-            factories[key] = given.default_factory
-        if isinstance(given, Field) and not given.init:
-            fixed[key] = given.default
+            del parameters[key]  # a base that gives no default says the type only, not the place
+        parameters[key] = own[key] = _read_parameter(cls, key, hint, value, before)
+        if isinstance(value, Field) and value.default_factory is not MISSING:
+            factories[key] = value.default_factory
+        if isinstance(value, Field) and not value.init:
+            fixed[key] = value.default
         else:
             fixed.pop(key, None)
     if not own:
         return
     cls._declared, cls._fixed = cls._declared | own.keys(), fixed
-    shown = sorted((p for key, p in known.items() if key not in fixed), key=lambda p: p.kind)
-    signature = inspect.Signature(shown)
-    if template or (made and not hasattr(base, "by_hand")):
+    visible = sorted((p for key, p in parameters.items() if key not in fixed), key=lambda p: p.kind)
+    signature = inspect.Signature(visible)
+    if template or (generated and not hasattr(base, "by_hand")):
         cls.__init__ = make_constructor(signature, {**getattr(base, "factories", {}), **factories})  # type: ignore[method-assign]
         return
     for key, parameter in own.items():
@@ -170,7 +167,7 @@ def _declare(cls: type[DeclaredArguments]) -> None:
 
 
 def _is_free(cls: type, key: str) -> bool:
-    """Whether no base has a name; raise TypeError if it is that of a method or of what every link has."""
+    """Return whether no base class has a name; raise TypeError for the name of a method or of an attribute of every link."""
     if key in MADE or key == "state":
         raise TypeError(f"{cls.__name__}.{key}: every link has {key!r} already; give the argument another name")
     for kind in cls.__mro__[1:]:
@@ -188,7 +185,7 @@ def _read_parameter(cls: type, key: str, hint: Any, given: Any, before: inspect.
     if isinstance(given, Field):
         default, keyword = given.default, bool(given.kw_only)
         if given.default_factory is not MISSING:
-            default = None  # replaced by what the factory makes
+            default = None  # replaced by the factory's value
     if isinstance(default, list | dict | set):
         what = f"the default is a {type(default).__name__}, which all links would share"
         raise TypeError(f"{cls.__name__}.{key}: {what}; write field(default_factory={type(default).__name__})")
@@ -200,11 +197,11 @@ def _read_parameter(cls: type, key: str, hint: Any, given: Any, before: inspect.
 
 
 def make_constructor(signature: inspect.Signature, factories: Mapping[str, Callable[[], Any]] | None = None) -> Any:
-    """Return a constructor that gives its arguments to `collect`.
+    """Return a constructor that passes its arguments to `collect`.
 
     Args:
         signature: Its signature, with `self`.
-        factories: Functions that make the defaults of some arguments.
+        factories: Functions that compute the defaults of some arguments.
     """
     making = dict(factories or {})
 
@@ -224,26 +221,26 @@ def make_constructor(signature: inspect.Signature, factories: Mapping[str, Calla
 def _extend_constructor(
     base: Any, signature: inspect.Signature, own: Mapping[str, inspect.Parameter], factories: Mapping[str, Any]
 ) -> Any:
-    """Return a constructor with the arguments of one that is written by hand, and more."""
-    known = inspect.signature(base).parameters
+    """Return a constructor with the arguments of a handwritten one, and more."""
+    accepted = inspect.signature(base).parameters
 
     def __init__(self: DeclaredArguments, *args: Any, **given: Any) -> None:
         missing = own.keys() - signature.bind(self, *args, **given).arguments.keys()
-        made = {key: factories[key]() if key in factories else own[key].default for key in missing}
-        arguments = {**given, **made, **{key: value for key, value in self._fixed.items() if key in own}}
-        base(self, *args, **{key: value for key, value in arguments.items() if key not in own or key in known})
-        self._add({key: value for key, value in arguments.items() if key in own and key not in known})
+        defaults = {key: factories[key]() if key in factories else own[key].default for key in missing}
+        arguments = {**given, **defaults, **{key: value for key, value in self._fixed.items() if key in own}}
+        base(self, *args, **{key: value for key, value in arguments.items() if key not in own or key in accepted})
+        self._add({key: value for key, value in arguments.items() if key in own and key not in accepted})
 
     __init__.__signature__ = signature.replace(return_annotation="None")  # type: ignore[attr-defined]
     __init__.by_hand = True  # type: ignore[attr-defined]
     return __init__
 
 
-# ---------------------------------------------------------------------- what becomes of the arguments
+# ---------------------------------------------------------------------- the use of each argument
 
 
 class _Places(NamedTuple):
-    """What is done with the arguments of a class, by name, and the constructor that takes the settings as `defaults`."""
+    """The use of each argument of a class, by name, and the constructor that takes the settings as `defaults`."""
 
     checks: list[tuple[str, check.Check]]
     attributes: list[str]
@@ -258,8 +255,8 @@ def _find_places(cls: type[DeclaredArguments]) -> _Places:
         hints = {k: _read_hint(kind, hint) for kind in reversed(kinds) for k, hint in _get_hints(kind).items()}
         checks = [(k, check.one_of(*choices)) for k, hint in hints.items() if (choices := _list_choices(hint))]
         ranges = [vars(kind).get("ranges", {}) for kind in kinds]
-        checks += [(k, found) for each in ranges for found, keys in each.items() if callable(found) for k in keys]
-        checks += [(k, found) for k, found in _USUAL.items() if k in hints and k not in dict(checks)]
+        checks += [(k, rule) for each in ranges for rule, keys in each.items() if callable(rule) for k in keys]
+        checks += [(k, rule) for k, rule in _USUAL.items() if k in hints and k not in dict(checks)]
         template = _find_template(cls)
         cls._places = _Places(
             checks,
@@ -287,7 +284,7 @@ def _get_hints(kind: type) -> Mapping[str, Any]:
 
 
 class _Names(dict[str, Any]):
-    """The names that a hint may use. Those that only type checkers import are `Any`, but for the ones that matter here."""
+    """The namespace of hints. Names that only type checkers import are `Any`, except those that decide about arguments."""
 
     def __missing__(self, name: str) -> Any:
         from .module import Chainable, Module
@@ -296,7 +293,7 @@ class _Names(dict[str, Any]):
 
 
 def _read_hint(kind: type, hint: Any) -> Any:
-    """Return the type that an annotation stands for; `Any` where it can't be known at run time."""
+    """Return the type of an annotation; `Any` if it can't be evaluated at run time."""
     if not isinstance(hint, str):
         return hint
     spaces = (vars(builtins), vars(sys.modules.get(kind.__module__, builtins)), vars(kind))
@@ -318,7 +315,7 @@ def _list_choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_link(hint: Any) -> bool:
-    """Whether a type is that of links: `Chainable`, a link, a sequence of links, or None besides."""
+    """Return whether a type is that of links: `Chainable`, a link, a sequence of links, or one of these or None."""
     from .module import Module
 
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

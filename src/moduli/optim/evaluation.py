@@ -1,7 +1,7 @@
-"""Parameters that are evaluated at an average of those that are trained: `opt.eval()` and `opt.train()`.
+"""Evaluation at an average of the trained parameters: `opt.eval()` and `opt.train()`.
 
-Links that know such an average have a method `averages(params)` (`m.ScheduleFree`, `m.PolyakAveraging`). Trainers call `eval` and
-`train` of an optimizer around an evaluation; checkpoints between the two hold both sets of values.
+Links that maintain such an average have a method `averages(params)` (`m.ScheduleFree`, `m.PolyakAveraging`). Trainers call `eval`
+and `train` of an optimizer around an evaluation; checkpoints between the two store both sets of values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRAINED = "trained"
 
 
 def find_averaging(optimizer: Optimizer) -> Module | None:
-    """Return the last link that knows averages of the parameters; None if there is none."""
+    """Return the last link that maintains averages of the parameters; None if there is none."""
     return next((link for _, link in reversed(optimizer._links) if hasattr(link, "averages")), None)
 
 
@@ -31,7 +31,7 @@ def show_averages(optimizer: Optimizer) -> None:
         guard.tensors(params)
         averages = [] if link is None else link.averages(params)
         for i, (param, average) in enumerate(zip(params, averages, strict=True)):
-            # The rows of a population are columns of one matrix, to which none can be added.
+            # The rows of a population are views of one matrix, to which no entry can be added.
             row = link.state[param] if optimizer.population is None else link.global_state
             row[_TRAINED if optimizer.population is None else f"{_TRAINED} {i}"] = param.detach().clone()
             param.copy_(average)
@@ -39,7 +39,7 @@ def show_averages(optimizer: Optimizer) -> None:
 
 
 def show_trained(optimizer: Optimizer) -> None:
-    """Put the trained parameters back."""
+    """Restore the trained parameters."""
     link: Any = find_averaging(optimizer)
     params = [] if link is None else [param for param in optimizer.list_params() if link.state.get(param)]
     with Guard(deferred=True, grad=False) as guard, torch.no_grad():

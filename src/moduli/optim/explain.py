@@ -1,4 +1,4 @@
-"""The chain of an optimizer as text: what each link needs, what runs as one pass, and why the rest does not."""
+"""The chain of an optimizer as text: the needs of each link, the fused passes, and why other links are not fused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _needs(link: Module) -> str:
 
 
 def explain(optimizer: Optimizer) -> str:
-    """The chain, what each link needs, what runs as one pass, and why the rest does not."""
+    """Return a text with the chain, the needs of each link, the fused passes, and why other links are not fused."""
     params = optimizer.list_params()
     numbers = sum(param.numel() for param in params)
     lines = [f"{len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers"]

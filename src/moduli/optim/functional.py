@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 
 def init(modules: Chainable, params: Sequence[Tensor] | Mapping[str, Tensor]) -> State:
-    """What links remember before their first step, for `step`: plain data, kept by the caller.
+    """Return the initial state of links for `step`: plain data, stored by the caller.
 
     Example:
         >>> import torch
@@ -56,13 +56,13 @@ def step(
 def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     """Run links by hand, on an objective or as a pure function.
 
-    `step(objective, links)` threads an objective through links, in order, until one stops the chain. It calls no hooks and
-    moves no parameters; `owner` is the optimizer or link whose chain they are, in whose steps pointwise links run as one pass.
+    `step(objective, links)` passes an objective through links, in order, until one stops the chain. It calls no hooks and
+    moves no parameters; with `owner`, the optimizer or link whose chain they are, pointwise links run as one pass.
 
     `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
     arguments nor the links. Gradients and tangents flow through it, also those of settings given as tensors, and
-    `torch.func.grad`, `torch.func.jvp` and `torch.vmap` may transform it; links that would cut them are refused.
-    `params` and `grads` are lists, or dictionaries by name; a parameter whose gradient is None stays where it is.
+    `torch.func.grad`, `torch.func.jvp` and `torch.vmap` may transform it; links that would cut them raise ChainError.
+    `params` and `grads` are lists, or dictionaries by name; a parameter whose gradient is None does not move.
 
     Example:
         >>> import torch, moduli as mo
@@ -82,10 +82,10 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     """
     if not isinstance(args[0], Objective):
         modules, params, grads, state = args
-        with Guard(deferred=True):  # links have another state meanwhile
+        with Guard(deferred=True):  # the state of links is replaced meanwhile
             return _pure_step(modules, params, grads, state, loss)
     objective, modules = args
-    with Guard(deferred=True, grad=False):  # links change things in place, which needs no graph
+    with Guard(deferred=True, grad=False):  # links write in place, without a graph
         return run_links(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
 
 
@@ -97,61 +97,69 @@ def _pure_step(
     chain = maybe_chain(modules)
     links = list(chain.links())
     names = list(params) if isinstance(params, Mapping) else range(len(params))
-    theirs = list(grads) if isinstance(grads, Mapping) else range(len(grads))
-    if set(names) != set(theirs):
-        raise ValueError(f"the parameters are {list(names)}, the gradients {list(theirs)}; give one for each, or None")
-    given: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
-    slopes: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
-    kept = state.get("links", {})
-    if list(kept) != [path for path, _ in links] or any(len(own["state"]) != len(given) for own in kept.values()):
-        raise ValueError(f"the state is not one of {len(given)} parameters and these links; make it with init")
+    grad_names = list(grads) if isinstance(grads, Mapping) else range(len(grads))
+    if set(names) != set(grad_names):
+        raise ValueError(
+            f"the parameters are {list(names)}, the gradients {list(grad_names)}; give one for each, or None"
+        )
+    values: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
+    gradients: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
+    stored = state.get("links", {})
+    if list(stored) != [path for path, _ in links] or any(len(own["state"]) != len(values) for own in stored.values()):
+        raise ValueError(f"the state is not one of {len(values)} parameters and these links; make it with init")
     settings = [value for _, link in links for value in link.defaults.values()]
-    if wants_graph((*given, *slopes), [chain]) or any(map(has_tangent, (*given, *slopes, *settings))):
+    if wants_graph((*values, *gradients), [chain]) or any(map(has_tangent, (*values, *gradients, *settings))):
         check_differentiable([chain])
     bindings = [link.settings.binding for _, link in links]
     binding = Binding()
     binding.step = state["step"]
-    copied = copy_state(kept)
-    form = TransformedTensors([given, slopes, settings, copied])
-    inside, seen = form.enter_each(given, given), form.enter_each(slopes, given)
-    slots = [binding.slots.number(param) for param in inside]
+    copied = copy_state(stored)
+    form = TransformedTensors([values, gradients, settings, copied])
+    inner_params, inner_gradients = form.enter_each(values, values), form.enter_each(gradients, values)
+    slots = [binding.slots.number(param) for param in inner_params]
     states = [
-        (dict(zip(slots, form.enter_each(own["state"], given), strict=True)), form.enter(own["global"]))
+        (dict(zip(slots, form.enter_each(own["state"], values), strict=True)), form.enter(own["global"]))
         for own in copied.values()
     ]
     try:
         for _, link in links:
             link.settings.binding = binding
         with replace_state([link for _, link in links], states), form.run_batched():
-            objective = Objective(inside, None, loss, current_step=state["step"])
+            objective = Objective(inner_params, None, loss, current_step=state["step"])
             objective.differentiable, objective.checking = True, state["step"] == 0
-            objective.set_gradients(seen)
+            objective.set_gradients(inner_gradients)
             updates = run_links(objective, [chain], None, wide=True).get_updates()
             rows = {path: [dict(link.get_row(slot)) for slot in slots] for path, link in links}
-            found = {
-                path: {"state": list(map(form.leave, rows[path], given)), "global": dict(link.global_state)}
+            rows_after = {
+                path: {"state": list(map(form.leave, rows[path], values)), "global": dict(link.global_state)}
                 for path, link in links
             }
             for _, link in links:
-                if len(link.rows) != len(given):
+                if len(link.rows) != len(values):
                     raise ChainError(
                         f"{type(link).__name__} keeps state of other tensors, which a pure step can't carry"
                     )
     finally:
         for (_, link), own in zip(links, bindings, strict=True):
             link.settings.binding = own
-    every = zip(given, slopes, map(form.leave, updates, given), strict=True)
+    every = zip(values, gradients, map(form.leave, updates, values), strict=True)
     moved = [
         param if grad is None else (param - fit_update(update, param)).to(param.dtype) for param, grad, update in every
     ]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
-    return new, {"step": state["step"] + 1, "links": found}
+    return new, {"step": state["step"] + 1, "links": rows_after}
 
 
 def update(
     objective: Objective, module: Transform, states: list[dict[str, Any]], settings: Sequence[Any] | None = None
 ) -> None:
-    """Let a `Transform` learn with states (and settings) kept elsewhere than in the link.
+    """Have a `Transform` learn with states (and settings) that the caller stores.
+
+    Args:
+        objective: The objective.
+        module: The link.
+        states: Its state for each parameter, which is changed.
+        settings: Its settings for each parameter; None for those of the link.
 
     Example:
         >>> import torch, moduli as mo
@@ -169,7 +177,13 @@ def update(
 def apply(
     objective: Objective, module: Transform, states: list[dict[str, Any]], settings: Sequence[Any] | None = None
 ) -> Objective:
-    """Let a `Transform` transform the update with states (and settings) kept elsewhere than in the link.
+    """Have a `Transform` transform the update with states (and settings) that the caller stores; return the objective.
+
+    Args:
+        objective: The objective.
+        module: The link.
+        states: Its state for each parameter.
+        settings: Its settings for each parameter; None for those of the link.
 
     Example:
         >>> import torch, moduli as mo
@@ -197,18 +211,18 @@ def step_tensors(
     *,
     clone: bool = True,
 ) -> list[Tensor]:
-    """Run links on any tensors as if they were the update. Neither they nor the gradient are written to.
+    """Return any tensors transformed by links as if they were the update. Neither they nor the gradient are written to.
 
     Where they require a gradient (or a setting does) and grad mode is on, the result does too.
 
     Args:
         modules: The links.
         tensors: What to transform.
-        params: The parameters they belong to; without them every call starts with fresh state.
-        grads: The gradient to show to the links.
-        loss: The loss to show to the links.
-        closure: A closure to show to the links.
-        objective: Instead of the three above.
+        params: The parameters that they belong to; without them every call starts with fresh state.
+        grads: The gradient for the links.
+        loss: The loss for the links.
+        closure: A closure for the links.
+        objective: An objective, instead of the three above.
         clone: False where the tensors may be written to.
 
     Example:
@@ -223,23 +237,23 @@ def step_tensors(
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
     link = modules if isinstance(modules, Chain) else maybe_chain(modules)
     tensors = [tensor.clone() for tensor in tensors] if clone else list(tensors)
-    given = [tensor.detach() for tensor in tensors] if params is None else list(params)
+    own_params = [tensor.detach() for tensor in tensors] if params is None else list(params)
     if objective is None:
-        inner = Objective(given, closure, loss)
-    elif [id(p) for p in given] == [id(p) for p in objective.params]:
+        inner = Objective(own_params, closure, loss)
+    elif [id(p) for p in own_params] == [id(p) for p in objective.params]:
         inner = objective.clone(clone_updates=False)
     else:
-        inner = Objective(given, None, objective.loss, objective.model, objective.current_step)
+        inner = Objective(own_params, None, objective.loss, objective.model, objective.current_step)
         inner.modular, inner.members, inner.checking = objective.modular, objective.members, objective.checking
         inner.plan = objective.plan
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
         # Links transform the update in place; a link that reads the gradient must not see that.
-        looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
-        inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
+        reads_gradient = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
+        inner.grads = [tensor.clone() for tensor in tensors] if reads_gradient else list(tensors)
     inner.updates = tensors
-    inner.differentiable = wants_graph((*tensors, *given, *(grads or ())), [link])
+    inner.differentiable = wants_graph((*tensors, *own_params, *(grads or ())), [link])
     if inner.differentiable:
         check_differentiable([link])
     with torch.set_grad_enabled(inner.differentiable):

@@ -15,9 +15,9 @@ __all__ = ["MasterWeights", "RoundingTransform"]
 
 
 class RoundingTransform(UpdateTransform):
-    """A pointwise link that decides to which number of its dtype a parameter of half precision is rounded; the last of a chain.
+    """A pointwise link that chooses how a parameter of half precision is rounded; the last link of a chain.
 
-    Parameters of other dtypes pass it unchanged.
+    Updates of parameters of other dtypes are not changed.
 
     Example:
         >>> import torch
@@ -35,19 +35,26 @@ class RoundingTransform(UpdateTransform):
     is_last = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        """`round_update` for parameters of half precision, the update itself for others."""
+        """Return `round_update` for parameters of half precision, the update itself for others."""
         return self.round_update(tensor, param, state, setting) if setting["dtype"] in HALVES else tensor
 
     @abstractmethod
     def round_update(self, tensor: Tensor, param: Tensor, state: Any, setting: Any) -> Tensor:
-        """Return an update that leads to a number of `setting["dtype"]`; update, parameter and result are in single precision."""
+        """Return an update that leads to a number of `setting["dtype"]`.
+
+        Args:
+            tensor: The update, in single precision.
+            param: The parameter, in single precision.
+            state: Its state.
+            setting: Its settings.
+        """
 
 
 class MasterWeights(RoundingTransform):
-    """Keeps parameters of half precision in single precision too, moves those, and rounds them.
+    """Stores a copy of half-precision parameters in single precision, updates the copy, and rounds it.
 
-    It is the last link of a chain; `Optimizer(..., master="float32")` adds it. Four bytes for each number. Where a program
-    writes into a parameter itself, its master follows.
+    It is the last link of a chain; `Optimizer(..., master="float32")` adds it. It needs four bytes per number. If a program
+    writes into a parameter itself, the copy is replaced.
 
     Example:
         >>> import torch, moduli as mo
@@ -67,14 +74,14 @@ class MasterWeights(RoundingTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Copy the parameter in single precision."""
+        """Store a copy of the parameter in single precision."""
         if setting["dtype"] in HALVES:
             state["master"] = param.detach().to(torch.float32, copy=True)
 
     def round_update(self, tensor: Tensor, param: Tensor, state: Any, setting: Any) -> Tensor:
-        """Move the master, and return what leads to its rounded value."""
+        """Update the copy, and return the update that leads to its rounded value."""
         master, dtype = state["master"], setting["dtype"]
-        # A parameter that is not its rounded master was written by the program.
+        # A parameter that differs from its rounded copy was written by the program.
         master = torch.where(master.to(dtype).float() == param, master, param) - tensor
         state["master"] = master
         return param - master.to(dtype).float()

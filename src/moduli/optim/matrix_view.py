@@ -1,42 +1,35 @@
-"""Parameters as batches of matrices, by the axes of their model.
-
-`matrix_view` says which axes of a parameter are rows, columns and batch. `MatrixLink` is the part of a link that takes the words
-`batch=` and `matrix=`: its hooks then see one matrix of the batch, under `torch.vmap` over all of them.
-"""
+"""Parameters as batches of matrices: `matrix_view` chooses which of their axes are rows, columns and batch."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..axes import Factors, ModelAxes, ParameterAxes, Segments, from_labels, list_names, measure, parse
-from ..layout import suggest_name
-from .forms.members import OutOfPlace, flatten_tensors, unflatten_tensors
+from ..axes import Factors, ParameterAxes, Segments, list_names, measure, parse
 
 if TYPE_CHECKING:
-    from .module import Module
-    from .optimizer import Optimizer
+    pass
 
-__all__ = ["MatrixLink", "MatrixView", "matrix_view"]
+__all__ = ["MatrixView", "matrix_view"]
 
 Words = str | Sequence[str] | None
 """Names of axes: one, or several."""
 
-_USES = ("out", "in", "index", "batch", "kernel", "segment")
+USES = ("out", "in", "index", "batch", "kernel", "segment")
 
 
 def matrix_view(axes: ParameterAxes, batch: Words = None, matrix: str | None = None) -> MatrixView | None:
-    """Return how a parameter is a batch of matrices.
+    """Return a view of a parameter as batches of matrices.
 
-    Without words, what its layer sums over (inputs, and positions of kernels) is columns, what the layer makes is rows, and axes
-    that only select a matrix (experts) are a batch. A word is the name of an axis, the last part of it ("head" for
-    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is cut where a batch axis is inside of it;
-    "segment" cuts all.
+    By default axes that its layer sums over (inputs, and positions of kernels) are columns, output axes are rows, and axes
+    that only select a matrix (experts) are a batch. An axis is given by its name, the last part of it ("head" for
+    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is split where a batch axis is inside of it;
+    "segment" splits all.
 
     Args:
         axes: The axes of the parameter, `ax.of(name)`.
@@ -55,9 +48,9 @@ def matrix_view(axes: ParameterAxes, batch: Words = None, matrix: str | None = N
     """
     if sum(size != 1 for size in axes.shape) < 2:
         return None
-    words = _list_words(batch)
+    words = list_words(batch)
     pieces = [_cut_dim(factors, use, words, axes.sizes) for factors, use in zip(axes.dims, axes.uses, strict=True)]
-    roles = None if matrix is None else _parse_matrix(matrix)
+    roles = None if matrix is None else parse_matrix(matrix)
     grid = {}
     for place in itertools.product(*(range(len(segments)) for segments in pieces)):
         chosen = [pieces[axis][position] for axis, position in enumerate(place)]
@@ -92,7 +85,7 @@ class _Block(NamedTuple):
 
 
 class MatrixView:
-    """How a parameter is cut into batches of matrices, and put together again.
+    """A split of a parameter into batches of matrices, and its inverse.
 
     Attributes:
         shape: The shape of the parameter.
@@ -155,25 +148,25 @@ class MatrixView:
         return rows[0] if count == 1 else torch.cat(rows, len(place))
 
 
-def _list_words(words: Words) -> tuple[str, ...]:
+def list_words(words: Words) -> tuple[str, ...]:
     return () if words is None else tuple(words.split()) if isinstance(words, str) else tuple(words)
 
 
 def _match(factor: _Factor, word: str) -> bool:
-    if word in _USES:  # also the last part of most names, where it says what the axis is in the layer that makes it
+    if word in USES:  # not as the last part of a name, where it is the use of the axis in another layer
         return word == factor.use
-    return any(_names(name, word) for name in factor.names)
+    return any(is_named(name, word) for name in factor.names)
 
 
-def _names(name: str, word: str) -> bool:
-    """Whether a word is a name or the end of it, apart from a number: "head" is "0.attn.q.head" and "0.attn.q.head.1"."""
+def is_named(name: str, word: str) -> bool:
+    """Return whether a word is a name or the end of it, apart from a number: "head" is "0.attn.q.head" and "0.attn.q.head.1"."""
     last = name.rpartition(".")
     plain = last[0] if last[2].isdecimal() else name
     return any(each == word or each.endswith(f".{word}") for each in (name, plain))
 
 
 def _cut_dim(factors: Factors, use: str, words: Sequence[str], sizes: Mapping[str, int]) -> list[_Segment]:
-    """Return the segments of one axis: one, or those of a concatenation that words cut."""
+    """Return the segments of one axis: one, or those of a concatenation that the words split."""
     if len(factors) == 1 and isinstance(factors[0], Segments):
         parts = factors[0].parts
         inside = [_Factor((name,), "", 0) for part in parts if len(part) > 1 for name in list_names(part)]
@@ -196,7 +189,7 @@ def _list_factors(factors: Factors, use: str, sizes: Mapping[str, int]) -> tuple
     ) or (_Factor((), use, 1),)
 
 
-def _parse_matrix(matrix: str) -> tuple[list[str], list[str]]:
+def parse_matrix(matrix: str) -> tuple[list[str], list[str]]:
     groups = parse(matrix)
     if len(groups) != 2:
         raise ValueError(
@@ -214,7 +207,7 @@ def _lay_out(
     for position, factor in enumerate(factors):
         sides[_find_side(factor, words, roles)].append(position)
     if roles is not None and not (sides[1] and sides[2]):
-        return _lay_out(segments, words, None)  # the words are not about this parameter
+        return _lay_out(segments, words, None)  # the words do not name axes of this parameter
     batch, rows, columns = sides
     if not rows or not columns:
         rows, columns = _divide(factors, [*rows, *columns])
@@ -241,202 +234,8 @@ def _find_side(factor: _Factor, words: Sequence[str], roles: tuple[list[str], li
 
 
 def _divide(factors: Sequence[_Factor], positions: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Take the first axis that is longer than one as rows and the rest as columns, where a layer shows only one side."""
+    """Return the first axis that is longer than one as rows and the rest as columns, for layers with one side only."""
     first = next((i for i, position in enumerate(positions) if factors[position].size > 1), None)
     if first is None:
         return [], []
     return list(positions[: first + 1]), list(positions[first + 1 :])
-
-
-# ---------------------------------------------------------------------- links
-
-
-class MatrixLink:
-    """The part of a link that treats parameters as batches of matrices, where its optimizer was given axes.
-
-    Its hooks see one matrix, under `torch.vmap` over the batch; its state has one more axis in front, and is in "blocks", by the
-    size of matrices. The link declares the arguments `batch` and `matrix`, which are `attributes`.
-    """
-
-    if TYPE_CHECKING:
-        settings: Any
-        uses_params: ClassVar[bool]
-        members: ClassVar[Any]
-        batch: str | tuple[str, ...] | None
-        matrix: str | None
-
-    def attached(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if words are given without axes, or name none of them."""
-        super().attached(optimizer)  # type: ignore[misc]
-        check_words(type(self).__name__, self.batch, self.matrix, optimizer.binding.axes)
-
-    def stacks_alike(self, hook: str) -> bool:
-        """Whether matrices of one shape are stacked for one call, as the members of a population are; not for their first state."""
-        return self.members == "batched" and hook != "single_tensor_initialize"
-
-    def find_kind(self, param: Tensor) -> Any:
-        """Return how a parameter is a batch of matrices."""
-        return self.find_view(param)
-
-    def find_view(self, param: Tensor) -> MatrixView | None:
-        """Return how a parameter is a batch of matrices; None where it is what its shape says."""
-        binding = self.settings.binding
-        axes: ModelAxes | None = binding.axes
-        words = self.batch is not None or self.matrix is not None
-        if axes is None:
-            if words:
-                check_words(type(self).__name__, self.batch, self.matrix, None)
-            return None
-        name = binding.slots.find_name(param)
-        if name is None:
-            if words:
-                raise ValueError(
-                    f"{type(self).__name__}: batch= and matrix= are about parameters, and here are tensors that another link made"
-                )
-            return None
-        cache = self.__dict__.setdefault("_views", {})
-        if cache.get("axes") is not axes:
-            cache.clear()
-            cache["axes"] = axes
-        if name not in cache:
-            own = axes.of(name)
-            plain = not words and own.uses[:1] in (("out",), ("index",)) and "batch" not in own.uses
-            cache[name] = None if plain else matrix_view(own, self.batch, self.matrix)
-        return cache[name]  # type: ignore[no-any-return]
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
-        return {key: value for key, value in state.items() if key != "_views"}
-
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        """As without axes, for each matrix."""
-        hook = super().single_tensor_initialize  # type: ignore[misc]
-        view = self.find_view(param)
-        if view is None:
-            hook(tensor, param, grad, loss, state, setting)
-        else:
-            _map_blocks(self, hook, view, (tensor, param, grad), loss, state, setting)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        """As without axes, for each matrix."""
-        hook = super().single_tensor_update  # type: ignore[misc]
-        view = self.find_view(param)
-        if view is None:
-            hook(tensor, param, grad, loss, state, setting)
-        else:
-            _map_blocks(self, hook, view, (tensor, param, grad), loss, state, setting)
-
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        """As without axes, for each matrix."""
-        hook = super().single_tensor_apply  # type: ignore[misc]
-        view = self.find_view(param)
-        if view is None:
-            return hook(tensor, param, grad, loss, state, setting)  # type: ignore[no-any-return]
-        blocks = _map_blocks(self, hook, view, (tensor, param, grad), loss, state, setting)
-        return view.join([block for block in blocks if block is not None]).to(tensor.dtype)
-
-
-def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
-    """Return the axes of an optimizer's parameters: those given, or those of labelled tensors; None if there are none.
-
-    Raises:
-        ValueError: If the axes are of another model: a parameter is missing, or has another shape.
-    """
-    links = [link for _, link in optimizer._links]
-    if axes is None:
-        axes = find_own_axes(links)
-    if axes is None:
-        words = [link for link in links if isinstance(link, MatrixLink)]
-        named = any(link.batch is not None or link.matrix is not None for link in words)
-        named = named or any(link.reads_axes for link in links)
-        return from_labels(optimizer.model) if named and optimizer.model is not None else None
-    slots = optimizer.binding.slots
-    for param in optimizer.list_params():
-        name = slots.find_name(param) or ""
-        shape = tuple(param.shape if optimizer.population is None else param.shape[1:])
-        try:
-            own = axes.of(name)
-        except KeyError as error:
-            raise ValueError(f"Optimizer: the axes are of another model: {error.args[0]}") from error
-        if own.shape != shape:
-            raise ValueError(f"Optimizer: {name!r} has shape {shape}, and the axes are of shape {own.shape}")
-    return axes
-
-
-def find_own_axes(links: Sequence[Module]) -> ModelAxes | None:
-    """Return the axes that one of the links was given; None if none was."""
-    return next((each for each in map(_find_own_axes, links) if each is not None), None)
-
-
-def _find_own_axes(link: Module) -> ModelAxes | None:
-    """Return the axes that a link, or the function that it divides parameters by, was given."""
-    for holder in (link, getattr(link, "filter", None)):
-        axes = getattr(holder, "axes", None)
-        if isinstance(axes, ModelAxes):
-            return axes
-    return None
-
-
-def check_words(link: str, batch: Words, matrix: str | None, axes: ModelAxes | None) -> None:
-    """Raise ValueError if words name no axis of the model, or there are no axes."""
-    words = [*_list_words(batch), *(word for side in (_parse_matrix(matrix) if matrix else ()) for word in side)]
-    if words and axes is None:
-        raise ValueError(
-            f"{link}: {', '.join(map(repr, words))} are axes, which the optimizer has to know: "
-            "Optimizer(net, ..., axes=mo.axes.trace(net, example))"
-        )
-    for word in words:
-        if axes is not None and word not in _USES and not any(_names(name, word) for name in axes):
-            parts = {part for name in axes for part in (name, name.rpartition(".")[2])}
-            raise ValueError(f"{link}: the model has no axis {word!r}.{suggest_name(word, sorted(parts))}")
-
-
-def _map_blocks(
-    link: MatrixLink,
-    hook: Callable[..., Any],
-    view: MatrixView,
-    tensors: tuple[Tensor, Tensor, Tensor | None],
-    loss: Tensor | None,
-    state: Any,
-    setting: Any,
-) -> list[Tensor | None]:
-    """Call a hook for every matrix of a parameter, all matrices of one size in one call, and store its state in "blocks"."""
-    tensor, param, grad = tensors
-    numbers = {key: value for key, value in state.items() if key != "blocks"}
-    blocks = view.split(tensor)
-    params = view.split(param) if link.uses_params and param.shape == tensor.shape else blocks
-    grads = [None] * len(blocks) if grad is None else view.split(grad)
-    stored = state.get("blocks") or [{} for _ in blocks]
-    results, rows = [], []
-    for block, own, slope, row in zip(blocks, params, grads, stored, strict=True):
-        leaves, rest = flatten_tensors(row)
-        left: list[Any] = []
-
-        def call(
-            one: Tensor,
-            at: Tensor,
-            slope: Tensor | None,
-            leaves: list[Tensor],
-            rest: Any = rest,
-            left: list[Any] = left,
-        ) -> tuple[Any, list[Tensor]]:
-            inner = {**numbers, **unflatten_tensors(leaves, rest)}
-            with OutOfPlace():
-                result = hook(one, at, slope, loss, inner, setting)
-            changed, left[:] = flatten_tensors({key: value for key, value in inner.items() if key not in numbers})
-            return () if result is None else result, changed
-
-        mapped = torch.vmap(call, (0, 0, None if slope is None else 0, 0), randomness="same")
-        result, states = mapped(block, own, slope, [leaf.clone() for leaf in leaves])
-        results.append(result if isinstance(result, Tensor) else None)
-        # What does not depend on the batch comes out expanded, and states are written to.
-        rows.append(unflatten_tensors([each.contiguous() for each in states], left))
-    if any(rows):
-        state["blocks"] = rows
-    return results

@@ -1,4 +1,4 @@
-"""The module of `Optimizer` by the name that programs written for torchzero know; it is `optimizer`."""
+"""The module of `Optimizer` under its name in torchzero, for programs written for that; the code is in `optimizer`."""
 
 from .optimizer import Optimizer
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from .._search_ranges import SearchRange
 from ..layout import Guard
+from ._link_type import LinkType, check_defaults
 from ._needs import Across, ChainError, Need
-from ._settings import LinkType, Settings, check_defaults
+from ._settings import Settings
 from ._writes import CountedSettings, RowWrites
 from .declared import DeclaredArguments
 from .state import LinkState, ProjectedBuffer, StandIns
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
-# What decides how a link is run; an object may say otherwise than its class, and later than before.
+# Attributes that decide how a link is run. They may be set on an object, at any time, which makes the plan again.
 _DECLARED = frozenset(
     {
         *("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static"),
@@ -42,44 +43,44 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
-    A link owns no parameters; its state for each of them is in `state`, its state for all of them in
+    A link owns no parameters; its state for each of them is in `state`, its state for all of them together in
     `global_state`. Everything in those two is saved, copied and restored with the optimizer.
 
     Args:
-        defaults: The settings, for parameters whose groups do not say otherwise.
+        defaults: The settings, for parameters whose groups do not set them.
 
     Attributes:
-        needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
+        needs: The requirements on the objective (see `Need`); a chain that can't meet them raises ChainError.
         members: Whether the link works on all members of a population at once: True on parameters stacked over members,
             (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" for each member by itself, in one call
             vectorised by `torch.vmap`; False for each member by itself, one after the other. Pointwise hooks always work
             on the matrix.
         over_processes: Whether a link that compares members can, where they are spread over processes.
-        replicated: Whether every process keeps what it knows of all members, where they are spread over processes.
+        replicated: Whether every process stores the link's state of all members, where they are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
-        across: What it needs where each process holds a piece of the parameters (see `Across`): nothing for pointwise links,
+        across: The requirement on sharded parameters (see `Across`): nothing for pointwise links,
             sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor by itself.
-            Without a word all parameters are gathered whole, which is right for every link.
-        decides_on_host: Whether it reads numbers back from the parameters' device by its nature, because Python decides what
-            comes next (a line search compares losses, a termination stops). Every other link leaves them where they are.
-        follows: How states with other shapes than their parameter follow it into another order of labels (see `Follows`); those
-            with its shape do so by themselves.
-        points: States that are points of parameter space, such as slow weights: where a model gets more units they get what
-            the parameter gets. Those of other states start as the link starts them, or at zero.
-        reads_axes: Whether it finds settings of parameters in the axes of the model when it is attached, so that it is attached
+            By default all parameters are gathered, which is correct for every link.
+        decides_on_host: Whether it reads values back from the parameters' device, because Python decides what
+            comes next (a line search compares losses, a termination stops). Other links never do.
+        follows: How states with other shapes than their parameter are reordered with its labels (see `Follows`); states
+            with its shape are reordered like it.
+        points: States that are points of parameter space, such as slow weights: if a model gets more units they get the values
+            of the parameter. Other states get the link's initial state there, or zeros.
+        reads_axes: Whether it derives settings of parameters from the axes of the model in `attached`, which is then called
             again for new ones.
-        keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
+        keeps_outside: Whether it stores state that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
-        clips: Whether it makes updates smaller that are too large, which watches count.
+        clips: Whether it reduces updates that are too large; watches count how many.
         is_last: Whether it has to be the last link of an optimizer.
-        differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
-        capturable: Whether a captured graph of one step repeats every step: it neither counts nor decides in Python. Pointwise
-            links count on the device (`Optimizer(..., capturable=True)`) and need not say so.
-        shared_settings: Settings of which there is one value for all parameters that it sees (True: all of them, as for links with
-            `vector_state`); groups that give it two are refused.
-        fixed_settings: Settings that can't be changed once it is made: groups that do are refused.
-        divides_params: Whether its children see some of the parameters each.
-        aliases: Names in parameter groups that stand for several settings, such as "betas".
+        differentiable: Whether autograd differentiates through it, for the update, the parameters and its settings.
+        capturable: Whether replaying a captured graph of one step is correct: it neither counts nor decides in Python. Pointwise
+            links count on the device (`Optimizer(..., capturable=True)`) and need not set this.
+        shared_settings: Settings with one value for all of its parameters (True: every setting, as for links with
+            `vector_state`); groups that set two values raise ValueError.
+        fixed_settings: Settings that can't be changed after construction: groups that do raise ValueError.
+        divides_params: Whether each of its children gets some of the parameters only.
+        aliases: Names in parameter groups for several settings, such as "betas".
         search_ranges: Ranges in which arguments are tuned, by name, where they differ from those of `find_search_ranges`; "lr"
             says which step sizes suit the updates of this link.
 
@@ -130,7 +131,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             self._note_change()
 
     def _note_change(self) -> None:
-        """Have the next step of the optimizer make its plan again."""
+        """Have the next step of the optimizer make a new plan."""
         settings = self.__dict__.get("settings")
         if settings is not None:
             settings.binding.writes.add()
@@ -143,7 +144,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def links(self) -> Iterator[tuple[str, Module]]:
-        """This link and all inside it, with their paths."""
+        """Yield this link and all links inside it, with their paths."""
         yield "", self
         for key, child in self.children.items():
             for path, link in child.links():
@@ -151,17 +152,17 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
                 yield (f"{here}/{path}" if path else here), link
 
     def all_needs(self) -> frozenset[Need]:
-        """What this link and the links inside it need."""
+        """Return the requirements of this link and of the links inside it."""
         return frozenset().union(self.needs, *(child.all_needs() for child in self.children.values()))
 
     def check(self) -> None:
-        """Refuse a construction that can never work; called when the optimizer is built."""
+        """Raise an error for settings that can never work; called when the optimizer is built."""
 
     def attached(self, optimizer: Optimizer) -> None:
-        """Called when an optimizer with this link is complete: refuse what can't work with it, or prepare it."""
+        """Prepare for an optimizer with this link, or raise an error if the link can't work in it; called once it is built."""
 
     def replace_params(self, replaced: Mapping[Tensor, Tensor]) -> None:
-        """Called when an edit of the module has replaced parameters: use the new tensor wherever the link refers to the old one."""
+        """Replace references to parameters; called when an edit of the module has replaced some."""
         local = self.settings.local
         for before, after in replaced.items():
             if before in local:
@@ -170,42 +171,50 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     # ------------------------------------------------------------------ children
 
     def set_child(self, key: str, module: Chainable | None) -> None:
-        """Give this link a child: a link, a sequence of links (a chain), or None to have none."""
+        """Set a child: a link, a sequence of links (a chain), or None to remove it."""
         from .chain import maybe_chain
 
-        made = None if module is None else maybe_chain(module)
-        if made is not None and key in self.children:
+        child = None if module is None else maybe_chain(module)
+        if child is not None and key in self.children:
             warnings.warn(f"{type(self).__name__}: the child {key!r} is replaced", stacklevel=2)
         owner = self._owner() if self._owner is not None else None
         with Guard(deferred=True) as guard:
             if owner is not None:
                 guard.add(owner.relink)
             guard.mappings(self.children)
-            if made is None:
+            if child is None:
                 self.children.pop(key, None)
             else:
-                self.children[key] = made
-                for _, link in made.links():
-                    if link._owner is None or link._owner() is None:  # an optimizer shares its own with its links
+                self.children[key] = child
+                for _, link in child.links():
+                    if (
+                        link._owner is None or link._owner() is None
+                    ):  # links of an optimizer use the optimizer's binding
                         link.use_binding(self.settings.binding)
             self.settings.binding.writes.add()
             if owner is not None:
                 owner.relink()
 
     def set_children_sequence(self, modules: Iterable[Chainable], prefix: str = "module_") -> None:
-        """Give this link children numbered from 0."""
+        """Set children with names numbered from 0."""
         for i, module in enumerate(modules):
             self.set_child(f"{prefix}{i}", module)
 
     def get_children_sequence(self, prefix: str = "module_") -> list[Module]:
-        """The numbered children, in order."""
+        """Return the numbered children, in order."""
         out: list[Module] = []
         while (child := self.children.get(f"{prefix}{len(out)}")) is not None:
             out.append(child)
         return out
 
     def inner_step(self, key: str, objective: Objective, must_exist: bool = True) -> Objective:
-        """Pass the objective to a child and return it."""
+        """Return the objective after the step of a child.
+
+        Args:
+            key: The name of the child.
+            objective: The objective.
+            must_exist: False to return the objective unmodified if there is no such child.
+        """
         return self._child(key).step(objective) if must_exist or key in self.children else objective
 
     def _child(self, key: str) -> Module:
@@ -225,19 +234,19 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         objective: Objective | None = None,
         must_exist: bool = True,
     ) -> list[Tensor]:
-        """Run a child on any tensors as if they were the update.
+        """Return any tensors transformed by a child as if they were the update.
 
         Args:
-            key: The child.
-            tensors: What to transform.
-            clone: Whether to keep `tensors` as they are.
-            params: The parameters that the tensors belong to; None where they have other shapes: the child's state is
-                then kept for stand-ins, which inherit the settings of `objective.params` or of this link's.
-            grads: The gradient to show to the child.
-            loss: The loss to show to the child.
-            closure: A closure to show to the child.
-            objective: Instead of the three above.
-            must_exist: False: without that child the tensors come back.
+            key: The name of the child.
+            tensors: The tensors to transform.
+            clone: False where `tensors` may be written to.
+            params: The parameters that the tensors belong to; None if they have other shapes: the child's state then
+                belongs to placeholders, which inherit the settings of `objective.params`.
+            grads: The gradient for the child.
+            loss: The loss for the child.
+            closure: A closure for the child.
+            objective: An objective, instead of the three above.
+            must_exist: False to return the tensors unmodified if there is no such child.
 
         Returns:
             The transformed tensors.
@@ -251,19 +260,27 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             child.check_shared(objective.params, every=True)
         if params is not None:
             return step_tensors(child, tensors, params, grads, loss, closure, objective, clone=clone)
-        given = [tensor.clone() for tensor in tensors] if clone else tensors
+        values = [tensor.clone() for tensor in tensors] if clone else tensors
         stand_ins = self._stand_ins.setdefault(key, StandIns())
-        with stand_ins.point_at(given, self.settings.binding, None if objective is None else objective.params) as fakes:
-            return step_tensors(child, given, fakes, grads, loss, closure, objective, clone=False)
+        with stand_ins.point_at(
+            values, self.settings.binding, None if objective is None else objective.params
+        ) as fakes:
+            return step_tensors(child, values, fakes, grads, loss, closure, objective, clone=False)
 
     def find_follows(self, row: Mapping[str, Any]) -> Mapping[str, Follows]:
-        """Return how states of a row follow their parameter into another order of labels: `follows`, or by what is in it."""
+        """Return the rules by which states of a row are reordered with labels: `follows`, or rules that depend on the row."""
         return self.follows
 
     def get_child_projected_buffers(
         self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None
     ) -> list[list[Tensor]]:
-        """The buffers of a child (and of its children) that must follow a change of basis, one list per parameter."""
+        """Return the buffers of a child (and of its children) that must follow a change of basis, one list per parameter.
+
+        Args:
+            key: The name of the child.
+            buff: The kinds of buffers, by how they transform.
+            params: The parameters of the child; None for its placeholders.
+        """
         kinds = [buff] if isinstance(buff, str) else list(buff)
         if params is None:
             params = self._stand_ins[key].tensors if key in self._stand_ins else []
@@ -279,7 +296,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         return out
 
     def on_get_projected_buffers(self) -> None:
-        """Called before projected buffers are read."""
+        """Update buffers before they are read by a link that changes their basis."""
 
     # ------------------------------------------------------------------ the step
 
@@ -288,26 +305,26 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
 
     @abstractmethod
     def apply(self, objective: Objective) -> Objective:
-        """Transform the update; should not change what was learnt, so that it may be called again."""
+        """Transform the update and return the objective; should not change state, so that it may be called again."""
 
     def step(self, objective: Objective) -> Objective:
-        """`update`, then `apply`."""
+        """Run `update`, then `apply`, and return the objective."""
         if self.vector_state:
             self.follow(objective.params)
         self.update(objective)
         return self.apply(objective)
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
-        """The Hessian, or this link's approximation of it, over all parameters concatenated; None where it has none."""
-        found = [H for child in self.children.values() if (H := child.get_H(objective)) is not None]
-        if len(found) > 1:
-            raise ChainError(f"{type(self).__name__} has {len(found)} children with a Hessian; it can use one")
-        return found[0] if found else None
+        """Return the Hessian, or this link's approximation of it, over all parameters concatenated; None if it has none."""
+        hessians = [H for child in self.children.values() if (H := child.get_H(objective)) is not None]
+        if len(hessians) > 1:
+            raise ChainError(f"{type(self).__name__} has {len(hessians)} children with a Hessian; it can use one")
+        return hessians[0] if hessians else None
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """What the link has learnt, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
+        """Return the state of the link, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
         where = type(self).__name__
         return {
             "state": {str(i): encode_row(row, where) for i, row in enumerate(self.rows.values())},
@@ -317,18 +334,18 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         }
 
     def _extra_pack(self) -> dict[str, Any]:
-        """More to save: tensors, numbers, strings, and lists and dictionaries of those."""
+        """Return further state to save: tensors, numbers, strings, and lists and dictionaries of those."""
         return {}
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
-        """Takes what `_extra_pack` gave."""
+        """Restore the state that `_extra_pack` returned."""
 
     def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
-        """Register the state with a guard, which puts it back if the step fails.
+        """Register the state with a guard, which restores it if the step fails.
 
         Args:
             guard: The guard.
-            unwritten: Tensors of the state of which no copy is needed.
+            unwritten: Tensors of the state that need no copy.
         """
         guard.add(self.row_writes.add)
         if type(self)._extra_unpack is not Module._extra_unpack:
@@ -337,7 +354,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         guard.mappings(self.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
+        # A copy belongs to no optimizer; a copied optimizer sets itself as the owner.
         return {**self.__dict__, "_owner": None}
 
 

@@ -1,4 +1,4 @@
-"""The record of one step, threaded through the links: parameters, loss, gradient, and the update so far."""
+"""The record of one step that links pass on: parameters, loss, gradient, and the update so far."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ _STRIDED = {torch.strided}
 
 
 class Objective(Curvature):
-    """What one step knows: the parameters, their loss and gradient (evaluated once, when first needed), the update.
+    """The record of one step: the parameters, their loss and gradient (evaluated once, when first needed), the update.
 
     Links read what they need and replace the update, which in the end is subtracted from the parameters.
 
     Args:
         params: The parameters.
         closure: Evaluates the loss; None to use `.grad`.
-        loss: The loss at the parameters, where it is already known.
+        loss: The loss at the parameters, if it was evaluated before.
         model: The `nn.Module` that the parameters belong to, if any.
-        current_step: How many steps were made before.
-        parent: The objective that this one is a view of (a projection, a part); what is evaluated here is handed up.
+        current_step: The number of steps before this one.
+        parent: The objective that this one is a view of (a projection, a part); it gets the values evaluated here.
         modular: The optimizer.
         storage: Extra arguments of `Optimizer.step`.
-        needs: What the chain needs, so that the first evaluation gives all of it.
+        needs: The requirements of the chain, so that the first evaluation meets all of them.
         members: The number of members, where the parameters are those of a population.
-        guard: Puts back what links change, where the step fails.
+        guard: Undoes the changes of links if the step fails.
 
     Attributes:
-        reduce: Makes one loss of those of several processes.
-        updates: The update, one tensor per parameter, or None while no link has touched it.
+        reduce: Reduces the losses of several processes to one.
+        updates: The update, one tensor per parameter, or None before any link has set it.
         grads: The gradient, or None while it is not evaluated.
         loss: The loss, detached, or None.
-        loss_approx: A loss at a nearby point, where a link evaluated only those.
-        attrs: Anything links want to publish; kept by the optimizer.
+        loss_approx: A loss at a nearby point, if links evaluated only such points.
+        attrs: Values that links publish; stored in `Optimizer.attrs`.
         post_step_hooks: Functions `(objective, links)` called after the parameters moved.
-        stop: Skip the rest of this chain.
-        skip_update: Do not move the parameters: a link has done it.
+        stop: Whether to skip the rest of this chain.
+        skip_update: Whether a link has moved the parameters itself.
         should_terminate: Whether a termination link asked to stop training.
-        differentiable: Whether autograd is to see through the step.
+        differentiable: Whether autograd differentiates through the step.
         present: For each parameter whether it has a gradient; None where all have.
         tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
-        checking: Whether to check what hooks return: at the first step with these parameters.
-        wide: Whether pointwise links leave the update of parameters of half precision in single precision: where another one
-            follows, or where it is subtracted at once. A fused pass rounds it at its end only.
+        checking: Whether to check the results of hooks: at the first step with these parameters.
+        wide: Whether pointwise links leave the update of half-precision parameters in single precision: if another one
+            follows, or if it is subtracted at once. A fused pass rounds it at its end only.
 
     Example:
         >>> import torch, moduli as mo
@@ -76,7 +76,7 @@ class Objective(Curvature):
         (tensor(9.), [tensor([6.])])
     """
 
-    # Of a new objective; as attributes of the class, since one is made at every step.
+    # The values of a new objective; as class attributes, since one is created at every step.
     updates: list[Tensor] | None = None
     grads: list[Tensor] | None = None
     stop: bool = False
@@ -86,14 +86,14 @@ class Objective(Curvature):
     present: list[bool] | None = None
     differentiable: bool = False
     matrices: list[int] | None = None
-    blocks: Any = None  # where the parameters are those of a population as matrices
+    blocks: Any = None  # `MemberMatrices`, if the parameters are the matrices of a population
     accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
     tail: Any = None
-    plan: Any = None  # of the optimizer's step
+    plan: Any = None  # the plan of the optimizer's step
     checking: bool = False
     wide: bool = False
-    shards: Any = None  # where the parameters are pieces that this process holds
-    local: Objective | None = None  # where they are gathered whole: the objective over pieces
+    shards: Any = None  # `ShardedParams`, if the parameters are local shards
+    local: Objective | None = None  # if they are gathered: the objective over local shards
 
     def __init__(
         self,
@@ -159,40 +159,40 @@ class Objective(Curvature):
             raise ClosureError(f"this chain needs {what}, so step needs a closure: {PASS_LOSS}")
         return self.evaluator
 
-    def _scalar(self, given: Any) -> Tensor:
-        """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
-        return add_up(given, self.members, Need.RESIDUALS in self.needs)
+    def _scalar(self, value: Any) -> Tensor:
+        """Return the number to differentiate: the loss, half the squared residuals, or the sum over members."""
+        return add_up(value, self.members, Need.RESIDUALS in self.needs)
 
     def _value(self, loss: Any) -> Tensor:
-        """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
-        kept = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
-        return kept if self.reduce is None else self.reduce(kept)
+        """Return the loss to store: detached, reduced over processes, one per member for a population."""
+        value = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
+        return value if self.reduce is None else self.reduce(value)
 
     def _gradients(self) -> list[Tensor | None]:
         return list(map(_grad, self.params))
 
-    def set_gradients(self, found: Sequence[Tensor | None]) -> None:
-        """Take these as the gradient; None marks a parameter that has none and is left alone."""
+    def set_gradients(self, grads: Sequence[Tensor | None]) -> None:
+        """Set the gradient; None marks a parameter without one, which is not moved."""
         self.present = None
-        if any(map(operator.is_, found, itertools.repeat(None))):
-            self.present = [grad is not None for grad in found]
-            found = fill_zeros(found, self.params)
-        # Sparse gradients are those of matrices (embeddings), so vectors need not be asked: asking costs 0.07 us each.
-        asked = found if self.matrices is None else [found[i] for i in self.matrices]
-        if asked and set(map(_layout, asked)) != _STRIDED:
-            found = [grad.to_dense() for grad in found]  # type: ignore[union-attr]
-        self.grads = found  # type: ignore[assignment]
+        if any(map(operator.is_, grads, itertools.repeat(None))):
+            self.present = [grad is not None for grad in grads]
+            grads = fill_zeros(grads, self.params)
+        # Only matrices (embeddings) have sparse gradients, so vectors are not checked: a check costs 0.07 us per tensor.
+        checked = grads if self.matrices is None else [grads[i] for i in self.matrices]
+        if checked and set(map(_layout, checked)) != _STRIDED:
+            grads = [grad.to_dense() for grad in grads]  # type: ignore[union-attr]
+        self.grads = grads  # type: ignore[assignment]
 
     def get_loss(
         self, backward: bool, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
     ) -> Tensor:
-        """The loss, evaluated at most once at the start of the step; elsewhere every call evaluates.
+        """Return the loss, evaluated at most once at the start of the step; at other points every call evaluates.
 
         Args:
             backward: Whether the gradient is wanted too.
-            retain_graph: Keep the graph of the loss (it is, when any link of the chain needs it).
-            create_graph: Keep the gradient differentiable.
-            at_x0: False where a link has moved the parameters: nothing is remembered.
+            retain_graph: Whether to keep the graph of the loss (it is kept, if any link of the chain needs it).
+            create_graph: Whether to keep the gradient differentiable.
+            at_x0: False if a link has moved the parameters: nothing is stored.
 
         Returns:
             The loss, detached; one per member for a population.
@@ -207,14 +207,14 @@ class Objective(Curvature):
         return self.loss
 
     def _evaluate(self, backward: bool, graph: bool) -> None:
-        """Evaluate the loss where the step began, and the gradient where it or the chain asks for it."""
+        """Evaluate the loss at the start of the step, and the gradient if it is requested or the chain needs it."""
         ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
         if graph or self.differentiable or keeps_graph(self.needs):
             self._with_graph(ask)
         elif backward or Need.GRADIENT in self.needs:
-            known = self.grads is not None
+            had_gradient = self.grads is not None
             loss = ask.gradient(self.params, self._scalar)
-            if not known:
+            if not had_gradient:
                 self.set_gradients(self._gradients())
             # Trainers that call backward themselves pass a closure that returns nothing.
             self.loss = None if loss is None else self._value(loss)
@@ -225,41 +225,50 @@ class Objective(Curvature):
 
     def _with_graph(self, ask: Evaluator) -> None:
         with _keep_values(self.params) if self.differentiable else nullcontext():
-            raw, found, graph = self._ask_graph(ask)
+            raw, grads, graph = self._ask_graph(ask)
         self.loss = self._value(raw)
         if self.differentiable:
-            self.set_gradients(found)
+            self.set_gradients(grads)
             return
         self._graph = graph
         if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
             self._residuals = raw
-        self.set_gradients([None if grad is None else grad.detach() for grad in found])
-        for param, grad in zip(self.params, found, strict=True):
+        self.set_gradients([None if grad is None else grad.detach() for grad in grads])
+        for param, grad in zip(self.params, grads, strict=True):
             param.grad = None if grad is None else grad.detach().clone()
 
     def _ask_graph(self, ask: Evaluator) -> tuple[Any, list[Tensor | None], tuple[Tensor, list[Tensor]]]:
-        """What the closure returns, the gradient that was found, and the loss with its gradient, zeros where there is none."""
+        """Return the closure's value, the gradient (None where there is none), and the loss with its gradient filled with zeros."""
         raw = ask.graph()
         with torch.enable_grad():
             loss = self._scalar(raw)
             with allow_interrupts():
-                found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
-            reduced = reduce_gradients(self.reduce, found, self.params)
+                grads = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            reduced = reduce_gradients(self.reduce, grads, self.params)
         return raw, reduced, (loss, fill_zeros(reduced, self.params))
 
     def get_grads(
         self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
     ) -> list[Tensor]:
-        """The gradient, one tensor per parameter (zeros where there is none); do not change it in place.
+        """Return the gradient, one tensor per parameter (zeros where there is none); do not change it in place.
 
-        With `create_graph` it is differentiable.
+        Args:
+            retain_graph: Whether to keep the graph of the loss.
+            create_graph: Whether the gradient is differentiable.
+            at_x0: False if a link has moved the parameters: nothing is stored.
         """
         return self.get_loss_grads(retain_graph, create_graph, at_x0)[1]
 
     def get_loss_grads(
         self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Both at once: one evaluation."""
+        """Return the loss and the gradient, by one evaluation; see `get_loss` and `get_grads`.
+
+        Args:
+            retain_graph: Whether to keep the graph of the loss.
+            create_graph: Whether the gradient is differentiable.
+            at_x0: False if a link has moved the parameters: nothing is stored.
+        """
         graph = bool(retain_graph) or create_graph
         if not at_x0:
             loss = self._evaluate_elsewhere(True, graph)
@@ -275,13 +284,13 @@ class Objective(Curvature):
         return self.loss, self.grads
 
     def get_updates(self) -> list[Tensor]:
-        """The update so far, which may be changed in place; at first a copy of the gradient."""
+        """Return the update so far, which may be changed in place; at first a copy of the gradient."""
         if self.updates is None:
             self.updates = [grad.clone() for grad in self.get_grads()]
         return self.updates
 
     def peek_updates(self) -> list[Tensor]:
-        """The update so far to read only: the gradient itself where no link has touched it."""
+        """Return the update so far, read-only: the gradient itself before any link has set it."""
         if self.updates is not None:
             return self.updates
         return self.get_grads() if self.grads is None else self.grads
@@ -291,7 +300,7 @@ class Objective(Curvature):
             self.parent._take_evaluations(self)
 
     def _take_evaluations(self, other: Objective) -> None:
-        """Know what was evaluated under another objective of the same function."""
+        """Store the values evaluated under another objective of the same function."""
         if self.loss is None:
             self.loss = other.loss
         if self.loss_approx is None:
@@ -300,14 +309,14 @@ class Objective(Curvature):
             self.grads, self.present = other.grads, other.present
 
     def update_parameters(self) -> None:
-        """Subtract the update from the parameters; nothing where a link has moved them itself."""
+        """Subtract the update from the parameters, unless a link has moved them itself."""
         if self.skip_update:
             return
         updates = self.peek_updates()
         params = self.params
         if self.present is not None:
-            kept = [i for i, here in enumerate(self.present) if here]
-            params, updates = [params[i] for i in kept], [updates[i] for i in kept]
+            present = [i for i, here in enumerate(self.present) if here]
+            params, updates = [params[i] for i in present], [updates[i] for i in present]
         if params:
             resolve_lazy(params)
             changes = [fit_update(update, param) for update, param in zip(updates, params, strict=True)]
@@ -317,11 +326,11 @@ class Objective(Curvature):
     # ------------------------------------------------------------------ bookkeeping
 
     def counting(self, positions: Sequence[int]) -> AbstractContextManager[None]:
-        """A block in which reductions of `moduli.kernels` over tensors of these parameters are over all processes."""
+        """Return a context in which reductions of `moduli.kernels` over these parameters are over all processes."""
         return nullcontext() if self.shards is None else self.shards.counting([self.params[i] for i in positions])
 
     def clone(self, clone_updates: bool, parent: Objective | None = None) -> Objective:
-        """A copy for a link that drives others: same parameters and caches, own update and flags."""
+        """Return a copy for a link that drives others: same parameters and caches, own update and flags."""
         other = copy.copy(self)
         other.params, other.parent, other.temp = list(self.params), parent, None
         if self.updates is not None:
@@ -329,7 +338,7 @@ class Objective(Curvature):
         return other
 
     def update_attrs_from_clone_(self, other: Objective) -> None:
-        """Take over what a clone has learnt: evaluations made there, and its wish to terminate."""
+        """Store the results of a clone: its evaluations, and whether it asked to terminate."""
         self._take_evaluations(other)
         if self._graph is None and _same(self.params, other.params):
             self._graph, self._residuals = other._graph, other._residuals
@@ -339,7 +348,7 @@ class Objective(Curvature):
         self.accepted = self.accepted if other.accepted is None else other.accepted
 
     def terminate(self, reason: str) -> None:
-        """Ask the training loop to stop, with the reason as a sentence. Several links may ask: one is enough."""
+        """Ask the training loop to stop, with the reason as a sentence; the request of one link is enough."""
         self.should_terminate = True
         reasons = self.attrs.setdefault("reasons", [])
         if reason not in reasons:
@@ -351,9 +360,9 @@ class Objective(Curvature):
             param.grad = None if set_to_none or param.grad is None else torch.zeros_like(param.grad)
 
     def poptemp(self) -> Any:
-        """What `update` left for `apply`, read once."""
-        found, self.temp = self.temp, None
-        return found
+        """Return the value that `update` left for `apply` in `temp`, and clear it."""
+        value, self.temp = self.temp, None
+        return value
 
     def apply_post_step_hooks(self, modules: Sequence[Any]) -> None:
         """Call the hooks that links registered."""
@@ -362,7 +371,7 @@ class Objective(Curvature):
 
 
 def fit_update(update: Tensor, param: Tensor) -> Tensor:
-    """Return an update to subtract: in the parameter's dtype, but what is finer than half precision is rounded with the result."""
+    """Return an update in the parameter's dtype to subtract; for half precision it stays wider and the result is rounded."""
     if update.dtype is param.dtype or (param.dtype in HALVES and update.dtype is torch.float32):
         return update
     return update.to(param.dtype)
@@ -373,10 +382,10 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _keep_values(params: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """A block in which what a graph saves of the parameters is copied: they are written to after it."""
-    theirs = {param.untyped_storage().data_ptr() for param in params}
+    """Return a context in which autograd saves copies of the parameters, since they are written to after it."""
+    storages = {param.untyped_storage().data_ptr() for param in params}
 
     def pack(tensor: Tensor) -> Tensor:
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in theirs else tensor
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
 
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

@@ -1,8 +1,8 @@
-"""State of links in the memory of the host: `groups={"*": {"offload": "cpu"}}`.
+"""State of links in host memory: `groups={"*": {"offload": "cpu"}}`.
 
-Between steps the state of such parameters is on the host, in pages that a device reads directly where they are "pinned". A fused
-pass copies the state of some parameters to the device, runs, and copies it back, so that the device holds little of it at a time; a
-link that runs by itself gets the state of all of its parameters. Each step moves the state once each way: twice its bytes.
+Between steps the state of such parameters is on the host, for "pinned" in pages that a device reads directly. A fused
+pass copies the state of some parameters to the device, runs, and copies it back, so that the device stores little of it at a time;
+an unfused link gets the state of all of its parameters. Each step copies the state once in each direction: twice its bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STREAMED = 1 << 24
 
 
 def check_place(value: Any) -> None:
-    """Raise ValueError for a place that state can't be put to."""
+    """Raise ValueError for an unknown place of offloaded state."""
     if value is not None and value not in PLACES:
         raise ValueError(f'offload is {value!r}; it is "cpu", "pinned" (pages that a device reads directly) or None')
 
 
 def find_place(binding: Binding, param: Tensor) -> str | None:
-    """Return where the state of a parameter is stored between steps; None for beside the parameter."""
+    """Return the place of a parameter's state between steps; None for the parameter's device."""
     if not binding.offload:
         return None
     slots = binding.slots
@@ -41,12 +41,12 @@ def find_place(binding: Binding, param: Tensor) -> str | None:
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether parameters on a device have their state on the host anyway."""
+    """Return whether a device is the host, so that offloading changes nothing."""
     return device.type == "cpu"
 
 
 def copy_to_host(tensor: Tensor, place: str) -> Tensor:
-    """Return a tensor in the memory of the host."""
+    """Return a tensor in host memory."""
     if tensor.device.type == "cpu":
         return tensor
     here = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=place == "pinned")
@@ -54,14 +54,14 @@ def copy_to_host(tensor: Tensor, place: str) -> Tensor:
 
 
 def send_row(row: dict[str, Any], place: str | None) -> None:
-    """Put the tensors of a row where they are stored between steps; what is there stays, and so do numbers."""
+    """Move the tensors of a row to their place between steps; tensors that are there and numbers stay."""
     for key, value in list(row.items()) if place is not None else ():
         moved = map_tensors(value, lambda tensor: copy_to_host(tensor, str(place)) if tensor.dim() else tensor)
         dict.__setitem__(row, key, moved)  # not a change of the row
 
 
 def fetch_row(row: dict[str, Any], device: torch.device) -> None:
-    """Put the tensors of a row on a device; numbers stay where they are."""
+    """Copy the tensors of a row to a device; numbers stay on the host."""
     for key, value in list(row.items()):
         near = map_tensors(value, lambda tensor: tensor.to(device) if tensor.dim() else tensor)
         dict.__setitem__(row, key, near)  # not a change of the row
@@ -69,7 +69,7 @@ def fetch_row(row: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def fetched_rows(link: Module, params: Sequence[Tensor]) -> Iterator[None]:
-    """Have the state of a link, and of links inside it, beside its parameters for the length of a block."""
+    """Copy the state of a link, and of links inside it, to the device of its parameters for a block."""
     binding = link.settings.binding
     places = [find_place(binding, param) for param in params] if binding.offload else []
     if not any(places):
@@ -89,7 +89,7 @@ def fetched_rows(link: Module, params: Sequence[Tensor]) -> Iterator[None]:
 
 
 def fetch_columns(columns: Sequence[Sequence[Tensor]], params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return copies of states beside their parameters."""
+    """Return copies of states on the device of their parameters."""
     return [
         [state.to(param.device, non_blocking=True) for state, param in zip(column, params, strict=True)]
         for column in columns
@@ -97,7 +97,12 @@ def fetch_columns(columns: Sequence[Sequence[Tensor]], params: Sequence[Tensor])
 
 
 def store_columns(columns: Sequence[Sequence[Tensor]], near: Sequence[Sequence[Tensor]]) -> None:
-    """Write states that were fetched back to where they are stored."""
+    """Copy fetched states back to their place between steps.
+
+    Args:
+        columns: The stored states.
+        near: The fetched states.
+    """
     for column, copies in zip(columns, near, strict=True):
         for state, copy in zip(column, copies, strict=True):
             state.copy_(copy)

@@ -1,4 +1,4 @@
-"""The optimizer: a chain of links over parameters, as a `torch.optim.Optimizer`."""
+"""The optimizer, as a `torch.optim.Optimizer` (over 400 lines: half of it documents the public methods of one class)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..layout import REMOVED, Guard
 from ..population import Population
 from . import _chain_checks, _groups, _portable, _saved
 from ._following import Following
+from ._matrix_link import find_own_axes, take_axes
 from ._needs import ChainError, Need
 from ._pictures import draw_history, write_html
 from ._processes import are_several, choose_reduction
@@ -30,7 +31,6 @@ from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
 from .forms.shards import are_in_pieces
 from .master_weights import MasterWeights
-from .matrix_view import find_own_axes, take_axes
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
 from .watch import By, Watch
@@ -47,38 +47,38 @@ Reduce = Callable[[Tensor], Tensor] | Literal["mean", "sum"] | None
 class Optimizer(torch.optim.Optimizer):
     """An optimizer made of links, for parameters, a module, or a population.
 
-    One step makes an `Objective`, threads it through the links, and moves the parameters by minus the update.
+    One step creates an `Objective`, passes it through the links, and subtracts the update from the parameters.
 
     Args:
         params: Parameters, (name, parameter) pairs, group dictionaries, an `nn.Module`, or a `Population`.
         *modules: The links, in order.
         groups: Settings by name: `{"*.bias": {"weight_decay": 0}, "head.*": {"lr": 1e-4}}`. Where several patterns match
-            a parameter, later ones win; what no pattern matches has the settings that the links were made with.
+            a parameter, later ones win; parameters that no pattern matches have the links' own settings.
         fuse: "auto" runs neighbouring pointwise links as one pass over all parameters, False one by one.
-        reduce: How several processes make one loss of theirs, so that links which decide on it (line searches) decide
+        reduce: How the losses of several processes are reduced to one, so that links which decide on it (line searches) decide
             alike: "mean" (what DistributedDataParallel does to gradients; the default for such a module), "sum", a
             function of the loss, or None for processes that work on their own.
-        differentiable: Whether autograd sees through the steps: parameters become functions of where they began and of
+        differentiable: Whether autograd differentiates through the steps: parameters become functions of their start and of
             settings given as tensors that require a gradient, `m.LR(rate)`. Steps then need a closure, and memory grows
-            with them; `detach_` begins anew.
-        maximize: Ascend: every link sees the loss and its gradient with the other sign.
+            with them; `detach_` drops the graph.
+        maximize: Whether to ascend: links get the negated loss and gradient.
         capturable: Whether steps can be captured in a graph of an accelerator: counts of steps, and the step that schedules are
-            functions of, are tensors on the device. Chains of pointwise links and norms can be; those that decide in Python are
-            refused.
+            functions of, are tensors on the device. Chains of pointwise links and norms can be; links that decide in Python
+            raise ChainError.
         master: "float32" to store parameters of half precision in single precision too, and to move those: the last link is then
             `m.MasterWeights()`. See `m.Kahan` and `m.StochasticRounding` for less memory.
-        axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: they name axes
-            then, `m.Orthogonalize(batch="head")`. Of a module with labelled tensors its labels are taken.
+        axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: they use axis
+            names then, `m.Orthogonalize(batch="head")`. By default the labels of a module with labelled tensors.
         foreach: A hint of torch's optimizers that changes nothing here: the form of a pass is chosen by what is fastest.
-        fused: Another.
+        fused: Another such hint.
 
     Attributes:
         modules: The links.
-        current_step: How many steps were made.
-        num_evaluations: How often the closure was called (steps without one count as one).
+        current_step: The number of steps made.
+        num_evaluations: The number of calls of the closure (steps without one count as one).
         should_terminate: Whether a termination link asked to stop.
-        reasons: Why, in sentences.
-        attrs: What links published.
+        reasons: The reasons to stop, as sentences.
+        attrs: The values that links published.
         model: The module, where one was given.
 
     Example:
@@ -120,25 +120,25 @@ class Optimizer(torch.optim.Optimizer):
         self.binding = Binding(fuse=fuse is not False)
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
-        #: The population's parameters as the links see them; None for one model.
+        #: The population's parameters in the form for links; None for one model.
         self.rows: MemberMatrices | None = None
-        #: The parameters of which processes hold pieces, as the links see them; None where each is whole.
+        #: Sharded parameters in the form for links; None if no parameter is sharded.
         self.shards: ShardedParams | None = None
-        #: Whether links have the state of a step that moved nothing, into which torch's checkpoints are read.
+        #: Whether links have the state of a step that moved nothing, made to read a torch checkpoint into.
         self.rehearsed = False
-        #: Whether the parameters are averages of those that are trained, between `eval` and `train`.
+        #: Whether the parameters are averages of the trained ones: between `eval` and `train`.
         self.evaluating = False
-        #: The parameters of the module as they were taken over, to notice edits; None where there is no module.
+        #: The parameters of the module at the last step, to detect edits; None without a module.
         self._following: Following | None = None
         self._removals = REMOVED.count
-        given = params
+        entries = params
         if isinstance(params, torch.nn.Module):
-            self.model, given = params, _groups.named_parameters(params)
+            self.model, entries = params, _groups.named_parameters(params)
         elif isinstance(params, Population):
-            self.population, given = params, list(params.named_parameters())
+            self.population, entries = params, list(params.named_parameters())
             self.binding.members = len(params)
         if groups:
-            given = _groups.make_groups(given, groups)
+            entries = _groups.make_groups(entries, groups)
         self._plan: StepPlan | None = None
         self.current_step = self.num_evaluations = 0
         self.should_terminate = False
@@ -149,18 +149,18 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         _chain_checks.check_options(self, capturable)
-        #: Settings that every group has for schedulers to read.
+        #: Settings written into every group for schedulers to read.
         self._exported = _groups.export_settings(links)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
-        # Torch takes parameters that are no leaves where it reads this.
-        super().__init__(given, {**self._exported, **({"differentiable": True} if differentiable else {})})
+        # With this entry torch accepts parameters that are no leaves.
+        super().__init__(entries, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
         if isinstance(params, torch.nn.Module | Population):
             self._following = Following(params, groups or {}, self.param_groups[0])
         self.binding.slots.name_params(self.param_groups)
         self.binding.axes = take_axes(self, axes)
-        #: Whether the axes were given, to the optimizer or to a link; otherwise labels tell them.
+        #: Whether the axes were passed to the optimizer or a link; otherwise they come from labels.
         self._axes_given = axes is not None or find_own_axes(links) is not None
         _chain_checks.check_shares(links)
         self._find_shards()
@@ -172,7 +172,7 @@ class Optimizer(torch.optim.Optimizer):
         self.rows = None if self.population is None else MemberMatrices(self, self.population)
 
     def _find_shards(self) -> None:
-        """Take notice of parameters that are in pieces."""
+        """Detect sharded parameters (DTensor, FSDP)."""
         if self.population is not None or not are_in_pieces(self.param_groups):
             return
         if self.differentiable:
@@ -183,7 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.in_pieces = True
 
     def _take_links(self) -> None:
-        """Know the links anew; each is used once, and has to find what it needs."""
+        """Collect the links and check that each is used once and that its needs are met."""
         self._links = _chain_checks.claim_links(self)
         self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
         self._evaluated = [need for need in self._needs if need.evaluates]
@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         _chain_checks.check_chain(self)
 
     def _own_links(self) -> None:
-        """Have the links know this optimizer; of settings for all members they keep those of the members here."""
+        """Bind the links to this optimizer and slice per-member settings to the local shard."""
         shard = None if self.population is None else self.population.sharding
         for _, link in self._links:
             link.use_binding(self.binding)
@@ -201,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
                     link.defaults[key] = shard.own(value)
 
     def relink(self) -> None:
-        """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
+        """Update the optimizer after links were added to or removed from other links; called by `Module.set_child`."""
         self._take_links()
         self._own_links()
         self.binding.writes.add()
@@ -212,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
         _groups.apply_groups(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with settings of their own. State of what is there already stays.
+        """Add parameters, with their own settings. The state of other parameters stays.
 
         Args:
             param_group: "params" (parameters, or the pattern of names of parameters of the optimizer's module that it
@@ -223,14 +223,14 @@ class Optimizer(torch.optim.Optimizer):
             self._add_group(param_group)
             return
         group = following.release(self, param_group)
-        with following.wait():  # parameters that are new in the module are those of this group
+        with following.wait():  # new parameters of the module belong to this group
             self._add_group(group)
 
     def _add_group(self, param_group: dict[str, Any]) -> None:
         group = _groups.prepare_group(self, param_group)
         _add_param_group(self, group)
-        REMOVED.discard(group["params"])  # they are trained on purpose
-        group.pop("differentiable", None)  # one of the optimizer, not of its groups
+        REMOVED.discard(group["params"])  # removed from their module, but added here by the program
+        group.pop("differentiable", None)  # an option of the optimizer, not of its groups
         if not self._built:
             return
         try:
@@ -250,7 +250,7 @@ class Optimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, with the parameters that the module has now.
 
-        What reads gradients before a step (`GradScaler.unscale_`, clipping by groups) so sees those of new parameters, too.
+        Code that reads gradients before a step (`GradScaler.unscale_`, clipping by groups) then includes new parameters.
         """
         following = self._following
         if following is not None and not following.busy:
@@ -262,13 +262,15 @@ class Optimizer(torch.optim.Optimizer):
         self._group_list = groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients: to None, or to zeros in the tensors that are there."""
-        if set_to_none and not is_observed(self):  # torch's own names the call for a profiler, which costs more than it
+        """Set the gradients to None, or to zeros in place."""
+        if set_to_none and not is_observed(
+            self
+        ):  # torch's version records a profiler range, which takes longer than this loop
             for group in self.param_groups:
                 for param in group["params"]:
                     param.grad = None
         elif not set_to_none and self.population is not None:
-            # Those of a population are columns of one matrix since the last step; torch wants to add to dense tensors.
+            # Gradients of a population are views of one matrix; torch's version needs dense tensors.
             self.population.zero_grad(set_to_none=False)
         else:
             _zero_grad(self, set_to_none)
@@ -283,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             closure: Evaluates the loss: `mo.closure(fn)`, a function `closure(backward=True)`, or torch's ordinary
                 `closure()` that calls backward itself. None to use the gradients in `.grad`.
-            loss: The loss at the parameters, where no closure is given and a link wants it.
+            loss: The loss at the parameters, if no closure is given and a link needs it.
             **kwargs: Extra arguments for links, in `objective.storage`.
 
         Returns:
@@ -293,11 +295,11 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ClosureError: A link needs more than `.grad` and there is no closure, or the closure can't give it.
         """
-        # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
-        # wrapper is only gone through where there is a hook or a profiler.
+        # Torch wraps `step` to call hooks and to record profiler ranges, which takes as long as a small step. The
+        # wrapper is only used if there is a hook or a profiler.
         if is_observed(self):
-            given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
-            return Optimizer._hooked_step(self, *given, **kwargs)  # type: ignore[no-any-return]
+            arguments = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
+            return Optimizer._hooked_step(self, *arguments, **kwargs)  # type: ignore[no-any-return]
         return make_step(self, closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -311,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
         """Replace the parameters by their average, to evaluate or save it.
 
         The average is that of `m.ScheduleFree` or `m.PolyakAveraging`; nothing changes in a chain without such a link. Trainers of
-        transformers and Accelerate call it, and `train`, by themselves.
+        transformers and Accelerate call it and `train` automatically.
 
         Example:
             >>> import torch, moduli as mo
@@ -331,46 +333,46 @@ class Optimizer(torch.optim.Optimizer):
             show_averages(self)
 
     def train(self) -> None:
-        """Put the parameters back that are trained, after `eval`; a step in between is refused."""
+        """Restore the trained parameters after `eval`; a step in between raises RuntimeError."""
         if self.evaluating:
             show_trained(self)
 
     def detach_(self) -> None:
-        """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
+        """Detach the parameters and the state of links from their graphs (see `differentiable`); the values stay."""
         detach_all(self.list_params(), self.modules)
 
     # ------------------------------------------------------------------ looking and saving
 
     @property  # type: ignore[override]
     def state(self) -> ShownState:
-        """For each parameter what the links keep of it now, by their paths: `opt.state[p]["1.Adam/exp_avg"]`.
+        """The state of the links for each parameter, by their paths: `opt.state[p]["1.Adam/exp_avg"]`.
 
-        It is to be read: a TypeError where something else is written into it. `link.state` is where links keep it.
+        It is read-only: writing another value raises TypeError. Links store it in `link.state`.
         """
         rows: dict[Tensor, dict[str, Any]] = {param: {} for param in self.list_params()}
         for path, link in self._links:
             store = link.state
             for param, row in rows.items():
                 row.update((f"{path}/{key}", value) for key, value in store.get(param, {}).items())
-        if _portable.TOOL not in sys.modules:  # which would make a step where it finds no entry
+        if _portable.TOOL not in sys.modules:  # torch's tool would make a step for missing entries
             rows = {param: row for param, row in rows.items() if row}
         return ShownState((param, ShownDict(row)) for param, row in rows.items())
 
     @state.setter
     def state(self, value: Any) -> None:
-        """Torch sets an empty one when an optimizer is made; links have their own."""
+        """Ignore the empty state that torch's constructor sets; links have their own."""
         if value:
             raise TypeError(KEEP_ELSEWHERE)
 
     def list_params(self) -> list[Tensor]:
-        """All parameters, in the order of the groups."""
+        """Return all parameters, in the order of the groups."""
         return [param for group in self.param_groups for param in group["params"]]
 
     def __repr__(self) -> str:
         return f"Optimizer({', '.join(map(repr, self.modules))})"
 
     def explain(self) -> str:
-        """The chain as text: what each link needs, which links run as one pass, and why the others do not.
+        """Return the chain as text: the needs of each link, the fused passes, and why other links are not fused.
 
         Example:
             >>> import torch, moduli as mo
@@ -388,31 +390,31 @@ class Optimizer(torch.optim.Optimizer):
         return write_html(self)
 
     def plot_history(self, names: Sequence[str] | None = None) -> Any:
-        """Draw the numbers that `watch(history=True)` has kept, by step; needs matplotlib (extra `plot`).
+        """Plot the numbers that `watch(history=True)` has recorded, by step; needs matplotlib (extra `plot`).
 
         Args:
-            names: Which ones; by default the loss, the norms of gradient and update, and the learning rate.
+            names: The numbers to plot; by default the loss, the norms of gradient and update, and the learning rate.
 
         Returns:
             The figure, which is not shown.
 
         Raises:
             ImportError: Without matplotlib.
-            ValueError: Nothing was kept, or not what is asked for.
+            ValueError: Nothing was recorded, or not these numbers.
         """
         return draw_history(self, names)
 
     def watch(self, by: By = None, *, history: bool = False) -> Watch:
-        """Have the numbers of every step kept, to be read by calling what is returned: norms, rates, the loss.
+        """Record the numbers of every step (norms, rates, the loss), and return an object that is called to read them.
 
-        Norms are found inside the fused pass, and values stay on their device until they are read. A second call replaces the
+        Norms are computed inside the fused pass, and values stay on their device until they are read. A second call replaces the
         first; `with opt.watch() as log` or `log.close()` ends it.
 
         Args:
             by: Norms of parts besides those of all parameters: "group" for each parameter group, "parameter" for each
                 parameter, patterns of names (`["encoder.*", "head.*"]`), or a mapping from labels to patterns.
 
-            history: Whether the dictionary of every step is kept, in `Watch.history`. It is read after each step, which waits
+            history: Whether the dictionary of every step is stored, in `Watch.history`. It is read after each step, which waits
                 for the device.
 
         Returns:
@@ -433,32 +435,32 @@ class Optimizer(torch.optim.Optimizer):
         return watch
 
     def link(self, name: str) -> Module:
-        """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
-        found = [link for path, link in self._links if name == path or name.lower() == type(link).__name__.lower()]
-        if len(found) != 1:
+        """Return the link with this class name or path ("1.Adam"); raise ValueError if there is none, or several."""
+        matching = [link for path, link in self._links if name == path or name.lower() == type(link).__name__.lower()]
+        if len(matching) != 1:
             paths = ", ".join(path for path, _ in self._links)
-            raise ValueError(f"{len(found)} links are called {name!r}; the chain has {paths}")
-        return found[0]
+            raise ValueError(f"{len(matching)} links are called {name!r}; the chain has {paths}")
+        return matching[0]
 
     def reset(self) -> None:
-        """Forget everything learnt; parameters and settings stay."""
+        """Clear the state of all links; parameters and settings stay."""
         for link in self.modules:
             link.reset()
         self._carried = None
         self.should_terminate, self.reasons = False, []
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that was learnt, by link path and parameter name: plain data, no parameters, no code.
+        """Return the state of all links, by link path and parameter name: plain data, no parameters, no code.
 
         It goes through `torch.save` and `torch.load(weights_only=True)`. In a process group, or where
-        `torch.distributed.checkpoint` was imported, it has the shape that torch's tools take apart: by position, with what
-        can't be resharded as bytes. Both load everywhere.
+        `torch.distributed.checkpoint` was imported, it has the layout that torch's tools read: by position, with values that
+        can't be resharded as bytes. Both layouts load everywhere.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         portable = _portable.wants_portable(self)
         if portable and _portable.TOOL in sys.modules:
-            make_first_state(self)  # into whose tensors a checkpoint is read
+            make_first_state(self)  # a checkpoint is read into its tensors
         packed = self.named_state_dict()
         if portable:
             packed = _portable.make_portable(self, packed)
@@ -468,7 +470,7 @@ class Optimizer(torch.optim.Optimizer):
         return packed
 
     def named_state_dict(self) -> dict[str, Any]:
-        """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
+        """Return the state by parameter name, also where `state_dict` has the layout of torch's tools."""
         if self.binding.device_steps is not None:
             self.current_step = self.binding.device_steps.read(self.current_step)
         packed = _saved.pack(self)
@@ -476,7 +478,7 @@ class Optimizer(torch.optim.Optimizer):
         return packed if shard is None else members.map_saved(self, shard, packed, shard.join, shard.total)
 
     def to_torch_state_dict(self, *, strict: bool = True) -> dict[str, Any]:
-        """Return the state as that of torch's optimizer with the same algorithm, whose `load_state_dict` takes it.
+        """Return the state in the format of torch's optimizer with the same algorithm, for its `load_state_dict`.
 
         Args:
             strict: False to leave out links that torch's optimizer does not have, such as a clip.
@@ -499,7 +501,7 @@ class Optimizer(torch.optim.Optimizer):
         return write_torch(self, strict)
 
     def describe_state(self) -> dict[str, Any]:
-        """The shapes by parameter name and the paths of the links in `named_state_dict`, without the state itself."""
+        """Return the shapes by parameter name and the paths of the links in `named_state_dict`, without the state."""
         shapes: dict[str, Any] = _saved.list_shapes(self)
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
@@ -509,22 +511,22 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, strict: bool = True, axes: ModelAxes | None = None
     ) -> None:
-        """Take over a saved state, by name. Nothing changes unless all of it fits.
+        """Load a saved state, by name. Nothing changes unless all of it fits.
 
         Args:
             state_dict: From `state_dict`, of an optimizer with the same links.
             strict: False to leave out links that are not in both chains, and state of parameters that are not here.
-            axes: The axes of the model here, to take over the state of a model with other numbers of units: that of units that
-                both have, by label where there are labels, otherwise by position.
+            axes: The axes of the model here, to load the state of a model with other numbers of units: state of units that
+                both have is loaded, by label where there are labels, otherwise by position.
 
         Raises:
             ValueError: The chains differ, a tensor has another shape, or something would be left out.
         """
-        given = dict(state_dict)
+        loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = before(self, given)
-            given = given if changed is None else changed
-        saved = _saved.read(self, given, strict)
+            changed = before(self, loaded)
+            loaded = loaded if changed is None else changed
+        saved = _saved.read(self, loaded, strict)
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
             saved = members.part_members(self, shard, saved)
@@ -542,14 +544,14 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self.rows is not None:
             self.rows.dissolve()
-        kept = {**self.__dict__, **dict.fromkeys(("_plan", "_carried", "_links", "rows"))}
-        kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
-        return kept
+        state = {**self.__dict__, **dict.fromkeys(("_plan", "_carried", "_links", "rows"))}
+        state.pop("step", None)  # a wrapper set by a scheduler would step the original
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not self.differentiable:
-            self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
+            self.defaults.pop("differentiable", None)  # added by torch, which would write it into every new group
         self._links = _chain_checks.claim_links(self)
         self._own_links()
         if self.population is not None:
@@ -558,7 +560,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _make_master(dtype: str | None) -> list[Module]:
-    """Return the link that stores master weights, if they are wanted."""
+    """Return the link that stores master weights; none if `dtype` is None."""
     if dtype is None:
         return []
     if dtype != "float32":

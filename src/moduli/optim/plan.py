@@ -1,12 +1,12 @@
-"""What a step needs and how it is known to be as it was: one plan, one question; and the step itself.
+"""The plan of a step, the check that it still matches, and the step itself.
 
 A plan is made by ordinary code without shortcuts, and replaced when it does not match any more. Changes to a group, to the
-defaults of a link, to one of its declarations or to state that a fused pass has bound are counted (`Writes`), so that a step
-compares one number; which parameters there are and which of them are trained is read from the groups, since torch lets programs
-write into those lists. A number that replaces a number (a learning rate that a scheduler writes) is read again and changes no
+defaults of a link, to one of its declarations or to state that a fused pass is bound to are counted (`Writes`), so that a step
+compares one number; the parameters and their `requires_grad` flags are read from the groups, since torch lets programs
+write into those lists. A number that replaces a number (a learning rate that a scheduler writes) is read again and invalidates no
 plan.
 
-In a step an objective is made, threaded through the links, and the parameters move by minus the update.
+A step creates an objective, passes it through the links, and subtracts the update from the parameters.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 
 class StepPlan:
-    """What the steps of an optimizer need while nothing is changed but numbers.
+    """The precomputed part of an optimizer's steps, valid until something other than a number changes.
 
     Args:
         optimizer: The optimizer.
-        before: The plan that it replaces; what was traced of the hooks is taken over.
+        before: The plan that it replaces; its traced kernels are reused.
 
     Attributes:
         active: The parameters that require a gradient, in the order of the groups.
-        matrices: The positions of those that are no vectors.
-        form: How links meet them.
+        matrices: The positions of those with two axes or more.
+        form: The form in which links get the parameters.
         checked: Whether the results of hooks were checked in a step.
     """
 
@@ -58,7 +58,7 @@ class StepPlan:
         optimizer.binding.slots.name_params(groups)
         apply_groups(optimizer)
         self._writes, self._count, self._numbers = writes, writes.count, writes.numbers
-        # Groups that the optimizer did not make do not count what is written into them.
+        # Groups that a program replaced do not count writes.
         counted = all(isinstance(group, CountedDict) and group.writes is writes for group in groups)
         self._groups: list[Mapping[str, Any]] = list(groups) if counted else []
         self._lists = [group["params"] for group in groups]
@@ -73,7 +73,7 @@ class StepPlan:
         self._traced: Traced = {} if before is None else before._traced
 
     def matches(self, optimizer: Optimizer) -> bool:
-        """Whether nothing has changed that the plan was made of; numbers that have are read again."""
+        """Return whether nothing has changed that the plan depends on; changed numbers are read again."""
         groups = optimizer.param_groups
         if self._count != self._writes.count or len(groups) != len(self._groups):
             return False
@@ -106,10 +106,16 @@ class StepPlan:
 def make_step(
     optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
 ) -> Tensor | None:
-    """Make one step of an optimizer; all of it or nothing.
+    """Make one step of an optimizer, all of it or nothing, and return the loss.
 
     Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
-    closure is evaluated and derivatives are taken. What was changed before an evaluation that fails is put back.
+    closure is evaluated and derivatives are taken. Changes before an evaluation that fails are undone.
+
+    Args:
+        optimizer: The optimizer.
+        closure: The closure; None to use `.grad`.
+        loss: The loss, if there is no closure.
+        storage: Extra arguments for links.
     """
     if optimizer.evaluating:
         raise RuntimeError(
@@ -142,19 +148,19 @@ def _make_guarded_step(
 def _ascend(
     optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
 ) -> Tensor | None:
-    """Make a step of descent on the negated loss; the loss and the gradients that users see are theirs."""
+    """Make a step of descent on the negated loss; users get the loss and the gradients with their own sign."""
     try:
-        found = _make_step(optimizer, evaluator, None if loss is None else -loss, storage, guard)
+        result = _make_step(optimizer, evaluator, None if loss is None else -loss, storage, guard)
     finally:
         if evaluator is not None and evaluator.turned:
             negate_gradients(optimizer.list_params())
-    return None if found is None else -found
+    return None if result is None else -result
 
 
 def make_first_state(optimizer: Optimizer) -> None:
-    """Make the state that links have after a first step with gradients of zeros, and move nothing.
+    """Create the state that links have after a first step with zero gradients; nothing moves.
 
-    The first real step starts again from no state. Chains that evaluate a closure can't be stepped so, and have none.
+    The first real step clears this state. Chains that evaluate a closure can't be stepped so, and get none.
     """
     started = optimizer.current_step or any(link.rows for _, link in optimizer._links)
     if started or optimizer._evaluated or optimizer.differentiable:
@@ -174,21 +180,21 @@ def make_first_state(optimizer: Optimizer) -> None:
 def _make_step(
     optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
 ) -> Tensor | None:
-    """One step, for parameters as they are, as matrices of members, or in pieces."""
+    """Make one step on parameters themselves, on matrices of members, or on local shards; return the loss."""
     step = optimizer.binding.step = optimizer.current_step
     plan = optimizer._plan
     if plan is None or not plan.matches(optimizer):
         plan = optimizer._plan = StepPlan(optimizer, plan)
-    params, asked = plan.active, evaluator
+    params, entered = plan.active, evaluator
     if not params:
         optimizer.current_step += 1
         optimizer.num_evaluations += 1
         return None if evaluator is None else torch.as_tensor(evaluator.value()).detach()
     if plan.form.enters:
-        params, asked = plan.form.enter(params, evaluator)
+        params, entered = plan.form.enter(params, evaluator)
     model = optimizer.model if optimizer.population is None else optimizer.population
-    known: Any = asked  # an objective takes closures, too
-    objective = Objective(params, known, loss, model, step, modular=optimizer, storage=storage, guard=guard)
+    objective_closure: Any = entered  # an objective takes closures, too
+    objective = Objective(params, objective_closure, loss, model, step, modular=optimizer, storage=storage, guard=guard)
     objective.needs, objective.members = optimizer._needs, optimizer.binding.members
     objective.reduce, objective.tail = optimizer._reduce, optimizer.modules[-1]
     rows = optimizer.rows
@@ -202,12 +208,12 @@ def _make_step(
 
 
 def run_links(objective: Objective, links: Sequence[Module], owner: Any, wide: bool = False) -> Objective:
-    """Thread an objective through links, in order, until one stops the chain; moves no parameters and calls no hooks.
+    """Pass an objective through links, in order, until one stops the chain; moves no parameters and calls no hooks.
 
     Args:
         objective: The objective.
         links: The links.
-        owner: The optimizer or link whose chain it is: the plan of the step knows which of its links are one pass.
+        owner: The optimizer or link whose chain it is, by which the plan finds its fused runs; None to fuse nothing.
         wide: Whether a differentiated step may leave an update of half precision in single precision (`Objective.wide`).
     """
     form: StepForm = PLAIN if objective.shards is None else objective.shards
@@ -228,7 +234,7 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any, wide: b
 
 
 def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None:
-    """Step an objective; autocast is for the closure, not for what links compute."""
+    """Run the chain with autocast for the closure only, not for the links."""
     device = objective.params[0].device.type
     if not torch.is_autocast_enabled(device):
         return _run_chain(optimizer, objective)
@@ -262,7 +268,7 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     last.update_parameters()
     if rows is not None:
         rows.finish()
-    # What was accepted under another objective (a reformulation) says nothing about this one.
+    # A point accepted under another objective (a reformulation) is not reused for this one.
     same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
     optimizer._carried = last.accepted if same else None
     if last.attrs:
@@ -284,12 +290,12 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
 
 
 def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
-    """Take the gradients in `.grad`; raise ClosureError where links need more."""
+    """Set the gradients in `.grad`; raise ClosureError if links need more."""
     for need in optimizer._evaluated:
         if not (need is Need.LOSS and objective.loss is not None):
             name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
-            known = " (or step(loss=loss))" if need is Need.LOSS else ""
-            raise ClosureError(f"{name} needs {need.value}, so step needs a closure{known}: {PASS_LOSS}")
+            remedy = " (or step(loss=loss))" if need is Need.LOSS else ""
+            raise ClosureError(f"{name} needs {need.value}, so step needs a closure{remedy}: {PASS_LOSS}")
     grads: list[Tensor | None] = list(map(_grad, objective.params))
     if optimizer.maximize:
         grads = [None if grad is None else -grad for grad in grads]
@@ -297,7 +303,7 @@ def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
 
 
 def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
-    """Prepare a step that evaluates its closure: make parameters part of a graph, or use what the last step evaluated."""
+    """Prepare a step that evaluates its closure: make parameters part of a graph, or reuse the last step's evaluation."""
     evaluator = objective.evaluator
     if optimizer.differentiable:
         if evaluator is None:
@@ -309,7 +315,7 @@ def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
                 param.requires_grad_(False)
                 param.copy_(origin)
     elif evaluator is not None and evaluator.fixed and optimizer._carried is not None:
-        # The loss and gradient that the last step found where it ended, if the parameters are still there.
+        # The last step evaluated loss and gradient at its end; reuse them if the parameters have not moved.
         point, loss, grads = optimizer._carried
         if len(point) == len(objective.params) and all(map(torch.equal, point, objective.params)):
             objective.loss = objective.loss_approx = loss
@@ -317,7 +323,7 @@ def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
 
 
 def _find_loss(objective: Objective, evaluator: Evaluator | None, last: Objective) -> Tensor | None:
-    """Return the loss where the step began, or the nearest that was evaluated."""
+    """Return the loss at the start of the step, or the nearest that was evaluated."""
     replaced = last.evaluator is not evaluator
     if evaluator is not None and evaluator.start is not None and (replaced or objective.loss is None):
         return evaluator.start
@@ -326,14 +332,14 @@ def _find_loss(objective: Objective, evaluator: Evaluator | None, last: Objectiv
     return last.loss_approx if last.loss is None else last.loss
 
 
-# Links with one of these evaluate after other links, or they themselves, have changed their state.
+# Links with one of these needs may evaluate after state was changed.
 _LATE = frozenset({Need.CLOSURE, Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS})
 
 
 def find_early_links(modules: Sequence[Module]) -> list[Module]:
     """Return the links whose state may have changed when the closure is evaluated or differentiated; none in most chains.
 
-    Behind the last link that evaluates by itself, the first to ask for a gradient evaluates: links with hooks ask before
+    After the last link that evaluates by itself, the first request for a gradient evaluates: links with hooks request it before
     they change anything, others may not.
     """
     last = max((i for i, top in enumerate(modules) if top.all_needs() & _LATE), default=-1)
@@ -342,11 +348,11 @@ def find_early_links(modules: Sequence[Module]) -> list[Module]:
 
 
 def _protect(optimizer: Optimizer, params: list[Tensor], guard: Guard) -> None:
-    """Register what an evaluation that fails, or a link that raises, must not leave changed.
+    """Register state with a guard that restores it if an evaluation fails, or a link raises.
 
-    Copies of the state of every link at every step would cost as much as the step, so they are made where a closure is
-    evaluated after a link has changed its state, in the first step (when there is none), and with `fuse=False`. Pointwise
-    links that run as one pass change their state where nothing can fail.
+    Copies of the state of every link at every step would cost as much as the step, so they are made only if a closure is
+    evaluated after a link has changed its state, in the first step (when there is none), and with `fuse=False`. Fused
+    pointwise links change their state where nothing can fail.
     """
     links = optimizer._early
     if not optimizer.binding.fuse:

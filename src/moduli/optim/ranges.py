@@ -1,6 +1,6 @@
-"""Checks of a setting when a link is made, functions of the link's name, the setting's, and its value.
+"""Checks of a setting when a link is constructed: functions of the link's name, the setting's, and its value.
 
-A schedule (a function of the step) is not checked, and a NaN is refused by the link itself, for every setting.
+A schedule (a function of the step) is not checked; NaN is rejected by the link itself, for every setting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Check = Callable[[str, str, Any], None]
 
 
 def _bound(ok: Callable[[float], bool], wanted: str) -> Check:
-    """A check of a number, or of a tensor of numbers."""
+    """Return a check of a number, or of a tensor of numbers."""
 
     def check_number(link: str, key: str, value: Any) -> None:
         if isinstance(value, Tensor) and (is_fake(value) or is_batched(value)):
@@ -44,13 +44,19 @@ above_one = _bound(lambda x: x > 1, "a number above 1")
 
 
 def at_least_one(link: str, key: str, value: Any) -> None:
-    """A whole number from one."""
+    """Raise ValueError unless a value is a whole number from one.
+
+    Args:
+        link: The name of the link.
+        key: The name of the setting.
+        value: Its value.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
 
 
 def once(check: Check) -> Check:
-    """A check that refuses functions of the step: for what a link reads when it begins, and never again."""
+    """Return a check that also rejects functions of the step: for settings that a link reads only once, at its start."""
 
     def check_fixed(link: str, key: str, value: Any) -> None:
         if callable(value):
@@ -61,7 +67,7 @@ def once(check: Check) -> Check:
 
 
 def allow(check: Check, *values: Any) -> Check:
-    """A check that lets these values pass, too."""
+    """Return a check that also accepts these values."""
 
     def check_others(link: str, key: str, value: Any) -> None:
         if not any(value is other or value == other for other in values):
@@ -71,7 +77,7 @@ def allow(check: Check, *values: Any) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """A check that lets only these values pass."""
+    """Return a check that accepts only these values."""
 
     def check_choice(link: str, key: str, value: Any) -> None:
         if value not in allowed:

@@ -20,13 +20,13 @@ __all__ = ["Reformulation"]
 
 
 class Reformulation(Module):
-    """A link that optimizes something else in place of the loss (a smoothed one, a perturbed one).
+    """A link that replaces the loss by another function (a smoothed one, a perturbed one).
 
     Override `closure`; `pre_step` runs once at the beginning of each step.
 
     Args:
         defaults: The settings.
-        modules: Links that see the new objective. Without them all links that follow see it, so that a reformulation
+        modules: Links that get the new objective. Without them all following links get it, so that a reformulation
             has to come before any link that evaluates.
 
     Example:
@@ -52,17 +52,17 @@ class Reformulation(Module):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """The new loss, and its gradient where `backward` asks for it.
+        """Return the new loss, and its gradient if `backward` is true.
 
         Args:
             backward: Whether the gradient is wanted.
-            closure: The original one; `closure(True)` leaves the gradient in `.grad`.
-            params: The parameters, which may be moved: they are put back.
+            closure: The original one; `closure(True)` writes the gradient to `.grad`.
+            params: The parameters, which may be moved: they are restored.
             objective: The original objective.
         """
 
     def pre_step(self, objective: Objective) -> None:
-        """Called once at the beginning of a step."""
+        """Prepare a step; called once at its start."""
 
     def _wrap_closure(self, objective: Objective) -> Callable[..., Tensor]:
         original = objective.clone(clone_updates=False)
@@ -82,7 +82,7 @@ class Reformulation(Module):
         return evaluate
 
     def apply(self, objective: Objective) -> Objective:
-        """Installs the new objective, for the inner links or for those that follow."""
+        """Set the new objective, for the inner links or for the following ones, and return it."""
         self.pre_step(objective)
         objective._closure("evaluations at other points")
         inner = objective.clone(clone_updates=False)
@@ -93,7 +93,7 @@ class Reformulation(Module):
             return inner
         out = self.children["modules"].step(inner)
         objective.updates = out.get_updates()
-        # Its loss and gradient are of another function.
+        # Loss and gradient of `out` are those of another function.
         out.loss = out.loss_approx = out.grads = out._graph = out.accepted = None
         objective.update_attrs_from_clone_(out)
         return objective

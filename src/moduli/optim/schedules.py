@@ -59,7 +59,7 @@ class Cosine:
         _check("Cosine", self.steps, self.warmup, peak=self.peak, floor=self.floor)
 
     def __call__(self, step: int | Tensor) -> Any:
-        """The value at a step, from zero: a number, or for a 0-d tensor one."""
+        """Return the value at a step, counted from zero; a 0-d tensor for a 0-d tensor."""
         return WSD(self.peak, self.steps, self.warmup, self.steps - self.warmup, self.floor, "cosine")(step)
 
 
@@ -67,7 +67,7 @@ class Cosine:
 class WSD:
     r"""Warmup, stable, decay: rises linearly, stays at the peak, and falls over the last steps.
 
-    Training can go on from any point of the stable part, and be brought to an end by the decay when it is wanted.
+    Training can continue from any point of the stable part, and be ended by the decay at any time.
 
     Args:
         peak: The largest value.
@@ -75,7 +75,7 @@ class WSD:
         warmup: Steps of the rise.
         decay: Steps of the fall; None for a fifth of all.
         floor: The value at the end.
-        shape: How it falls: "linear", "sqrt" (one minus the root of the part that is done) or "cosine".
+        shape: The shape of the fall: "linear", "sqrt" (one minus the root of the part that is done) or "cosine".
 
     Example:
         >>> from moduli.optim import schedules
@@ -107,7 +107,7 @@ class WSD:
         return max(1, self.steps // 5) if self.decay is None else self.decay
 
     def __call__(self, step: int | Tensor) -> Any:
-        """The value at a step, from zero: a number, or for a 0-d tensor one."""
+        """Return the value at a step, counted from zero; a 0-d tensor for a 0-d tensor."""
         if isinstance(step, Tensor):
             return torch.where(step < self.warmup, self.peak * (step + 1) / max(1, self.warmup), self._fall_at(step))
         if step < self.warmup:
@@ -120,7 +120,7 @@ class WSD:
         return self.floor + (self.peak - self.floor) * left
 
     def _fall_at(self, step: Tensor) -> Tensor:
-        """The value after the warmup, at a step that is a tensor."""
+        """Return the value after the warmup, at a step that is a tensor."""
         done = ((step - self.steps + self._fall) / self._fall).clamp(0.0, 1.0)
         if self.shape == "cosine":
             left = 0.5 * (1 + torch.cos(math.pi * done))
@@ -134,8 +134,8 @@ class After:
     """Zero for the first steps, then a value, which may be a function of the step itself.
 
     Args:
-        steps: How many steps it is zero for.
-        value: What it is then.
+        steps: The number of steps for which it is zero.
+        value: The value after them, or a function of the step.
 
     Example:
         >>> from moduli.optim import schedules
@@ -150,7 +150,7 @@ class After:
         _check("After", self.steps + 1, 0, value=self.value)
 
     def __call__(self, step: int | Tensor) -> Any:
-        """The value at a step, from zero: a number, or for a 0-d tensor one."""
+        """Return the value at a step, counted from zero; a 0-d tensor for a 0-d tensor."""
         if isinstance(step, Tensor):
             return torch.where(step < self.steps, 0.0, self._find_value(step))
         return 0.0 if step < self.steps else self._find_value(step)

@@ -1,4 +1,4 @@
-"""Chains as segments: runs of pointwise links, each one pass over all parameters, and links by themselves."""
+"""Chains as segments: runs of pointwise links, each one pass over all parameters, and single links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def explain_unfused(link: Module, over_members: bool = False) -> str | None:
-    """Why a link can't be part of a fused run; None where it can."""
+    """Return the reason why a link can't be part of a fused run; None if it can."""
     if not isinstance(link, TensorTransform):
         return "it works on the objective, not on tensors"
     name = link.find_override()
@@ -44,8 +44,8 @@ def make_segments(links: Sequence[Module], moves: bool = False, traced: Traced |
 
     Args:
         links: The links of a chain.
-        moves: Whether parameters move by its update: a run at its end then moves them itself.
-        traced: What was traced of runs before.
+        moves: Whether the chain's update moves the parameters: a run at its end then does this itself.
+        traced: Traced kernels of earlier runs.
     """
     out: list[Any] = []
     for link in links:
@@ -65,13 +65,13 @@ def make_segments(links: Sequence[Module], moves: bool = False, traced: Traced |
 
 
 class LinkRun:
-    """A link by itself, as a segment of a chain."""
+    """A single link as a segment of a chain."""
 
     def __init__(self, link: Module) -> None:
         self.links = [link]
 
     def run(self, objective: Objective, form: StepForm) -> Objective:
-        """Run the link in a form, and check what it returns."""
+        """Run the link in a form, and check its result."""
         (link,) = self.links
         with fetched_rows(link, objective.params):
             objective = run_watched(link, objective, partial(form.run, link))

@@ -1,9 +1,9 @@
 """Slots: the numbers under which links store state and look up settings.
 
-An optimizer numbers its parameters once; the number is the parameter's slot. Every form in which a link may meet a parameter
-(its local shard, the whole of a sharded tensor, one member of a population) has the parameter's slot too. Tensors that links make
-for the links inside them (projections, concatenations, matrices of members) have slots of their own, with the settings of the
-parameter they come from. Links store state by slot, so nothing is copied or renamed when a parameter changes its form.
+An optimizer numbers its parameters once; the number is the parameter's slot. Every form in which a link may get a parameter
+(its local shard, the whole of a sharded tensor, one member of a population) has the same slot. Tensors that links create
+for their children (projections, concatenations, matrices of members) have new slots, with the settings of the
+parameter that they are derived from. Links store state by slot, so nothing is copied or renamed when a parameter changes its form.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 
 class Slots:
-    """The numbering of the tensors that the links of one optimizer meet.
+    """The numbering of the tensors that the links of one optimizer work on.
 
     Attributes:
-        params: The tensor that each slot was made for.
+        params: The tensor of each slot.
         names: Its name in saved state and errors; None for tensors of links, and for parameters that are in no group.
         groups: The position of the optimizer's group that it is in; -1 for none.
-        sources: The slot whose settings it has: its own for parameters.
+        sources: The slot whose settings apply: the slot itself for parameters.
 
     Example:
         >>> import torch
@@ -54,7 +54,7 @@ class Slots:
 
         Args:
             tensor: The tensor.
-            source: The parameter whose settings it has, for a tensor that a link has made; None keeps what is known.
+            source: The parameter whose settings apply, for a tensor of a link; None keeps the stored source.
         """
         slot = self._numbers.get(tensor)
         if slot is None:
@@ -68,15 +68,15 @@ class Slots:
         return slot
 
     def alias(self, form: Tensor, slot: int) -> None:
-        """Give another form of a parameter its slot."""
+        """Give another form of a parameter the same slot."""
         self._numbers[form] = slot
 
     def release(self, slot: int) -> None:
-        """Remove the tensor of a slot that was made for a link; the number is not used again."""
+        """Remove the tensor of a link from its slot; the number is not used again."""
         self._numbers.pop(self.params[slot], None)
 
     def replace(self, before: Tensor, after: Tensor) -> int:
-        """Give the slot of a parameter to another tensor, which has its state and name from then on; return the slot."""
+        """Give the slot of a parameter, with its state and name, to another tensor; return the slot."""
         slot = self.number(before)
         del self._numbers[before]
         self._numbers[after], self.params[slot] = slot, after
@@ -87,7 +87,7 @@ class Slots:
         self.params[self._numbers.pop(param)] = torch.empty(0)  # so that its memory is free
 
     def copy_tables(self) -> tuple[list[Tensor], dict[Tensor, int]]:
-        """Return what `replace` and `remove` change, for `restore_tables`."""
+        """Return a copy of the tables that `replace` and `remove` change, for `restore_tables`."""
         return list(self.params), dict(self._numbers)
 
     def restore_tables(self, tables: tuple[list[Tensor], dict[Tensor, int]]) -> None:
@@ -96,7 +96,7 @@ class Slots:
 
     @contextmanager
     def show(self, forms: Sequence[Tensor], slots: Sequence[int]) -> Iterator[Sequence[Tensor]]:
-        """Give tensors that exist for the length of a block the slots of parameters."""
+        """Give temporary tensors the slots of parameters for a block."""
         self._numbers.update(zip(forms, slots, strict=True))
         try:
             yield forms
@@ -105,13 +105,13 @@ class Slots:
                 del self._numbers[form]
 
     def find_source(self, slot: int) -> int:
-        """Return the slot of the parameter that a tensor of a link comes from; itself for a parameter."""
+        """Return the slot of the parameter from which a link derived a tensor; the slot itself for a parameter."""
         while self.sources[slot] != slot:
             slot = self.sources[slot]
         return slot
 
     def find_param(self, tensor: Tensor) -> Tensor:
-        """Return the parameter of which a tensor is a form, or from which a link has made it."""
+        """Return the parameter of which a tensor is a form, or from which a link derived it."""
         slot = self._numbers.get(tensor)
         return tensor if slot is None else self.params[self.find_source(slot)]
 
@@ -126,7 +126,7 @@ class Slots:
         position = 0
         for i, group in enumerate(groups):
             names = list(group.get("param_names") or ())
-            names += [None] * (len(group["params"]) - len(names))  # parameters that a program put into the list itself
+            names += [None] * (len(group["params"]) - len(names))  # parameters that a program added to the list itself
             for param, name in zip(group["params"], names, strict=True):
                 slot = self.number(param)
                 self.groups[slot], self.names[slot] = i, str(position) if name is None else name

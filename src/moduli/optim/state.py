@@ -1,4 +1,4 @@
-"""The state of a link: a row for each parameter, by slot, what is stored for all parameters, and random generators."""
+"""The state of a link: a row for each parameter, by slot, global state for all parameters, and random generators."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ._writes import CountedDict, RowWrites
 from .slots import describe_params
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
-"""How a buffer transforms when the basis changes."""
+"""The rule by which a buffer transforms when the basis changes."""
 
-# Of links without a seed of their own, where several processes have to draw the same numbers.
+# The seed of links without one, if several processes have to draw the same numbers.
 COMMON_SEED = 0x6D6F64756C69
 
 PER_PARAMETER = "modules "
-"""How keys of tensors that a link makes of one parameter begin; its name follows."""
+"""The prefix of keys of tensors that a link derives from one parameter; its name follows."""
 
 Rows = dict[int, dict[str, Any]]
 """The state of a link for each parameter, by slot."""
 
 
 class StateView(MutableMapping[Tensor, dict[str, Any]]):
-    """`link.state`: maps a parameter, in whatever form the link meets it, to its row, made empty at first use.
+    """`link.state`: maps a parameter, in any of its forms, to its row, which is created empty at first use.
 
-    A name finds the row of the parameter that has it.
+    A parameter's name is a key, too.
     """
 
     __slots__ = ("_link",)
@@ -61,7 +61,7 @@ class StateView(MutableMapping[Tensor, dict[str, Any]]):
         return row
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the row of a parameter; `default` where there is none."""
+        """Return the row of a parameter; `default` if there is none."""
         row = self._find(key)
         return default if row is None else row
 
@@ -97,7 +97,7 @@ class StateView(MutableMapping[Tensor, dict[str, Any]]):
 
 
 class StandIns:
-    """The tensors that links inside a link see in place of parameters: the same objects at every step, so they have slots."""
+    """Placeholder parameters for the children of a link: the same objects at every step, so that they have slots."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -106,26 +106,26 @@ class StandIns:
     def point_at(
         self, tensors: Sequence[Tensor], binding: Binding, sources: Sequence[Tensor] | None
     ) -> Iterator[list[Tensor]]:
-        """Give the stand-ins the shapes and values of tensors inside the block, whose memory they share.
+        """Have the placeholders share the shapes and memory of tensors inside the block.
 
         Args:
             tensors: The tensors.
-            binding: That of the link.
-            sources: The parameters whose settings they have; the last one for all that follow it.
+            binding: The link's binding.
+            sources: The parameters whose settings apply to them; the last one also to all further tensors.
         """
         while len(self.tensors) < len(tensors):
             like = tensors[len(self.tensors)]
             self.tensors.append(torch.empty(0, dtype=like.dtype, device=like.device))
-        fakes = self.tensors[: len(tensors)]
-        for i, (fake, tensor) in enumerate(zip(fakes, tensors, strict=True)):
-            fake.data = tensor.detach()
-            binding.slots.number(fake, sources[min(i, len(sources) - 1)] if sources else None)
+        placeholders = self.tensors[: len(tensors)]
+        for i, (placeholder, tensor) in enumerate(zip(placeholders, tensors, strict=True)):
+            placeholder.data = tensor.detach()
+            binding.slots.number(placeholder, sources[min(i, len(sources) - 1)] if sources else None)
         try:
-            yield fakes
+            yield placeholders
         finally:
-            for fake in fakes:
-                fake.grad = None  # of another size than what follows, so that it could not be copied
-                fake.data = torch.empty(0, dtype=fake.dtype, device=fake.device)
+            for placeholder in placeholders:
+                placeholder.grad = None  # its size would not match the emptied data
+                placeholder.data = torch.empty(0, dtype=placeholder.dtype, device=placeholder.device)
 
 
 class LinkState(LinkSettings):
@@ -133,7 +133,7 @@ class LinkState(LinkSettings):
 
     Attributes:
         rows: The state for each parameter, by slot.
-        row_writes: Counts changes of rows and rows that are handed out, where a fused pass knows the tensors in them.
+        row_writes: Counts changes of rows, and references to them, while a fused pass has their addresses.
     """
 
     global_state: dict[str, Any]
@@ -147,25 +147,25 @@ class LinkState(LinkSettings):
         return StateView(self)
 
     def make_row(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return a row with these values, which counts what is written into it."""
+        """Return a row with these values that counts writes into it."""
         row = CountedDict(values or {})
         row.writes = self.row_writes
         return row
 
     def get_row(self, slot: int) -> dict[str, Any]:
-        """Return the row of a slot, made empty if there is none."""
+        """Return the row of a slot; an empty one is created if there is none."""
         row = self.rows.get(slot)
         if row is None:
             row = self.rows[slot] = self.make_row()
         return row
 
     def find_rows(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """Return the row of each parameter, in whatever form it is."""
+        """Return the row of each parameter, in any of its forms."""
         number, shown = self.settings.binding.slots.number, self.settings.shown
         return [shown[param][0] if param in shown else self.get_row(number(param)) for param in params]
 
     def use_binding(self, binding: Binding) -> None:
-        """Number parameters as an optimizer does from now on; rows stay with their parameters."""
+        """Use the parameter numbers of an optimizer; rows stay with their parameters."""
         before = self.settings.binding
         if before is binding:
             return
@@ -183,15 +183,15 @@ class LinkState(LinkSettings):
         init: Any = torch.zeros_like,
         cls: type = list,
     ) -> Any:
-        """State values for each parameter, made where they are missing.
+        """Return state values for each parameter; missing ones are created.
 
         Args:
             params: The parameters.
             key: One key gives one list; several (or a list of keys) give a list of lists.
             key2: A second key.
             *keys: More keys.
-            must_exist: Raise a KeyError where a value is missing.
-            init: How to make a missing value: a function of the parameter, "param" or "grad" for a copy of those, a
+            must_exist: Whether a missing value raises KeyError.
+            init: The value if it is missing: a function of the parameter, "param" or "grad" for a copy of those, a
                 tensor (copied) or any other value; a list for each parameter (one key) or for each key (several keys).
             cls: The type of the lists.
         """
@@ -212,17 +212,29 @@ class LinkState(LinkSettings):
 
     @contextmanager
     def shown(self, params: Sequence[Any], states: Sequence[Any], settings: Sequence[Any]) -> Iterator[None]:
-        """Give tensors that hooks see in place of parameters state and settings for the length of a block."""
-        shown = self.settings.shown
-        shown.update(zip(params, zip(states, settings, strict=True), strict=True))
+        """Give temporary tensors that hooks get in place of parameters a state and settings, for a block.
+
+        Args:
+            params: The temporary tensors.
+            states: The state of each.
+            settings: The settings of each.
+        """
+        temporary = self.settings.shown
+        temporary.update(zip(params, zip(states, settings, strict=True), strict=True))
         try:
             yield
         finally:
             for param in params:
-                del shown[param]
+                del temporary[param]
 
     def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
-        """Write one value for each parameter (one key), or one list of values for each key."""
+        """Write one value for each parameter (one key), or one list of values for each key.
+
+        Args:
+            params: The parameters.
+            keys: The key, or keys.
+            values: The values.
+        """
         if isinstance(keys, str):
             keys, values = [keys], [values]
         for key, column in zip(keys, values, strict=True):
@@ -230,21 +242,21 @@ class LinkState(LinkSettings):
                 row[key] = value
 
     def clear_state_keys(self, *keys: str) -> None:
-        """Forget these entries for every parameter."""
+        """Remove these entries for every parameter."""
         for row in self.rows.values():
             for key in keys:
                 row.pop(key, None)
 
     def increment_counter(self, key: str, start: int) -> int:
-        """A number that grows by one at each call; the first is `start`."""
+        """Return a count that grows by one at each call; the first is `start`."""
         value: int = self.global_state[key] + 1 if key in self.global_state else start
         self.global_state[key] = value
         return value
 
     def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
-        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None.
+        """Return the random generator for this seed and device, created at first use; None (torch's own) if seed is None.
 
-        Where several processes train one model they have to draw alike, so that there None is one fixed seed.
+        If several processes train one model they have to draw the same numbers: None is then one fixed seed.
         """
         if seed is None:
             if not self.settings.binding.draws_alike:
@@ -260,24 +272,24 @@ class LinkState(LinkSettings):
         self._projected.setdefault(kind, []).extend(keys)
 
     def reset(self) -> None:
-        """Forget everything learnt, in children too; random generators go on from where they are."""
+        """Clear all state, in children too; random generators continue from where they are."""
         self.rows.clear()
         self.row_writes.add()
-        kept = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
+        generators = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
         self.global_state.clear()
-        self.global_state.update(kept)
+        self.global_state.update(generators)
         for child in self.children.values():
             child.reset()
 
     def reset_for_online(self) -> None:
-        """Forget what belongs to the last evaluation (previous gradient, previous loss), in children too."""
+        """Clear the state about the last evaluation (previous gradient, previous loss), in children too."""
         for child in self.children.values():
             child.reset_for_online()
 
     def follow(self, params: Sequence[Tensor]) -> None:
-        """For links with `vector_state`: start afresh where the parameters are others than at the last step.
+        """Reset a link with `vector_state` if its parameters differ from those of the last step.
 
-        Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
+        Its state is over all parameters concatenated, so it is invalid once one is added, frozen or unfrozen.
         """
         before = self.global_state.get(VECTOR)
         here = describe_params(params, self.settings.binding.slots)
@@ -299,7 +311,7 @@ def _initial(init: Any, param: Tensor) -> Any:
 
 @contextmanager
 def replace_state(links: Sequence[LinkState], states: Sequence[tuple[Rows, dict[str, Any]]]) -> Iterator[None]:
-    """Give links other rows and another global state for the length of a block."""
+    """Replace the rows and the global state of links for a block."""
     before = [(link.rows, link.global_state) for link in links]
     try:
         for link, (rows, shared) in zip(links, states, strict=True):

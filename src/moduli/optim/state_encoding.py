@@ -1,4 +1,4 @@
-"""Values of an optimizer's state as plain data, which `torch.load(weights_only=True)` reads, and back."""
+"""Encoding of an optimizer's state as plain data, which `torch.load(weights_only=True)` reads, and decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._encoding import KINDS, Decoder, Medium, Path, TaggedKind, encode
 
 
 class MemberValues(dict[int, Any]):
-    """What members keep that has not one shape for all of them, by their numbers; one that is missing keeps nothing."""
+    """Values of members that can't be stacked, by member number; a member without a value is missing."""
 
 
 MEMBERS: Final = "$members"
@@ -36,7 +36,7 @@ class StateMedium(Medium):
         return tensor.detach()
 
     def encode_other(self, value: Any, path: Path) -> Any:
-        """Encode a value of a derived class as one of the class that it is derived from."""
+        """Encode a value of a derived class as one of its base class."""
         bases: tuple[Any, ...] = (int, float, tuple, list, dict)
         for base in bases:
             if isinstance(value, base):
@@ -45,7 +45,7 @@ class StateMedium(Medium):
         raise self.make_error(path, f"is a {kind}, which can't be saved; see _extra_pack and _extra_unpack")
 
     def make_error(self, path: Path, text: str) -> Exception:
-        """Return a TypeError that names the place."""
+        """Return a TypeError that names the path of the value."""
         return TypeError(f"{'.'.join(map(str, path))} {text}")
 
 
@@ -53,7 +53,7 @@ _MEDIUM: Final = StateMedium()
 
 
 def encode_value(value: Any, where: str) -> Any:
-    """Return plain data for a value; raise TypeError, with the place, if there is none."""
+    """Return plain data for a value; raise TypeError, with its path, if there is none."""
     return encode(value, (where,), _MEDIUM)
 
 
@@ -66,7 +66,13 @@ def encode_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def decode_value(value: Any, device: torch.device | None, where: str) -> Any:
-    """Return the value of plain data; its tensors are copies, on this device (None: where they are)."""
+    """Return the value of plain data; its tensors are copies on this device (None: on the device that they are on).
+
+    Args:
+        value: The plain data.
+        device: The device.
+        where: The part of the saved state, for errors.
+    """
 
     def copy(tensor: Tensor) -> Tensor:
         copied = tensor.detach().clone()
@@ -79,7 +85,7 @@ def decode_value(value: Any, device: torch.device | None, where: str) -> Any:
 
 
 def upgrade_value(value: Any) -> Any:
-    """Return plain data that version 0.2 wrote (format 1), in the encoding of today."""
+    """Return plain data of version 0.2 (format 1) in the current encoding."""
     if isinstance(value, list | tuple):
         return type(value)(map(upgrade_value, value))
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Optimizer classes from chains, for trainers that want a class and its arguments."""
+"""Optimizer classes from chains, for trainers that need a class and its arguments."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _OPTIONS = frozenset(inspect.signature(Optimizer.__init__).parameters) - {"self"
 
 
 def bind(*chain: Chainable | Callable[..., Any], **settings: Any) -> type[Optimizer]:
-    """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers make their optimizers.
+    """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers construct their optimizers.
 
     Trainers split parameters into those that decay and those that do not, with "weight_decay" in each group: a preset that takes
-    a weight decay gets one where a group has it, and a decay of 0 is ignored by a chain without one. With `model=net` among the
-    arguments of the class parameters have the names that they have in this module, and layers are known (for Muon, which treats
+    a weight decay gets one if a group has it, and a decay of 0 is ignored by a chain without one. With `model=net` among the
+    arguments of the class parameters are named as in this module, and their layers are known (for Muon, which treats
     embeddings and heads in another way). The class, and its optimizers, can be pickled if the chain can.
 
     Args:
         *chain: A function that returns links, such as a preset, which is called with the settings; or links, of which each
             optimizer gets copies, and whose settings of these names are changed.
-        **settings: Settings by default; those that are given to the class win. What `Optimizer` takes (`axes`, `master`, `fuse`)
-            goes to it, everything else to the chain.
+        **settings: Default settings; arguments of the class have priority. Arguments of `Optimizer` (`axes`, `master`, `fuse`)
+            are passed to it, all others to the chain.
 
     Raises:
         TypeError: There is no chain.
@@ -51,8 +51,8 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
         raise TypeError(
             "bind takes a preset or links: bind(presets.adamw), bind(m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))"
         )
-    made = _is_function(chain[0])
-    if made and len(chain) > 1:
+    is_function = _is_function(chain[0])
+    if is_function and len(chain) > 1:
         raise TypeError("bind takes one function that returns links, or links; call the function for its links")
 
     class BoundOptimizer(Optimizer, metaclass=_BoundType):
@@ -62,7 +62,7 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
         def __init__(self, params: Any, *, model: torch.nn.Module | None = None, **given: Any) -> None:
             every = {**settings, **given}
             options = {key: every.pop(key) for key in _OPTIONS & every.keys()}
-            if made:
+            if is_function:
                 make: Any = chain[0]
                 links, params = _make_links(make, every, params)
             else:
@@ -77,7 +77,7 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
 
 
 class _BoundType(type):
-    """The type of classes that `bind` returns: they are pickled as their chain, because no module has them by name."""
+    """The type of classes that `bind` returns: they are pickled as their chain, because no module contains them by name."""
 
     bound: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -94,12 +94,12 @@ copyreg.pickle(_BoundType, _reduce_class)
 
 
 def _list_groups(params: Any) -> list[dict[str, Any]]:
-    """Return the groups among what an optimizer was given; none where it was given parameters or a model."""
+    """Return the groups in an optimizer's argument; none for parameters or a model."""
     return [each for each in params if isinstance(each, dict)] if isinstance(params, list | tuple) else []
 
 
 def _make_links(make: Callable[..., Any], settings: Mapping[str, Any], params: Any) -> tuple[list[Module], Any]:
-    """Return the links that a function makes, and the groups: with links for what only groups set, such as a weight decay."""
+    """Return the links of a function, and the groups; arguments that only groups set, such as a weight decay, add links."""
     links = list(flatten([make(**settings)]))
     groups = _list_groups(params)
     taken = inspect.signature(make).parameters
@@ -116,7 +116,7 @@ def _make_links(make: Callable[..., Any], settings: Mapping[str, Any], params: A
 
 
 def _drop_zero_decay(params: Any, links: Sequence[Module]) -> Any:
-    """Return groups without a weight decay of 0 where no link has any: trainers write it into every group."""
+    """Return groups without weight decays of 0 if no link has any: trainers write them into every group."""
     groups = _list_groups(params)
     if is_known("weight_decay", _list_every(links)) or not any("weight_decay" in group for group in groups):
         return params
@@ -124,7 +124,7 @@ def _drop_zero_decay(params: Any, links: Sequence[Module]) -> Any:
 
 
 def _name_params(params: Any, model: torch.nn.Module) -> Any:
-    """Return parameters, or groups of them, as pairs with the names that they have in a module."""
+    """Return parameters, or groups of them, as pairs with their names in a module."""
     if isinstance(params, torch.nn.Module):
         return params
     names = {id(param): name for name, param in named_parameters(model)}
@@ -155,12 +155,12 @@ def _describe(chain: tuple[Any, ...]) -> str:
 
 
 def _change_settings(links: Sequence[Module], settings: Mapping[str, Any]) -> None:
-    """Change settings of links that were copied; TypeError for a name that none of them has."""
+    """Change settings of copied links; raise TypeError for a name that none of them has."""
     every = _list_every(links)
-    known = {key for link in every for key in (*link.defaults, *link.aliases)}
-    unknown = [key for key in settings if key not in known]
+    accepted = {key for link in every for key in (*link.defaults, *link.aliases)}
+    unknown = [key for key in settings if key not in accepted]
     if unknown:
-        raise TypeError(f"no link has a setting {unknown[0]!r}; the chain has {', '.join(sorted(known))}")
+        raise TypeError(f"no link has a setting {unknown[0]!r}; the chain has {', '.join(sorted(accepted))}")
     for link in every:
         own = {key: value for key, value in settings.items() if key in link.defaults}
         for key in link.aliases.keys() & settings.keys():

@@ -57,25 +57,37 @@ class Transform(Module):
         self.set_child("inner", inner)
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
-        """Learn: change `states`, not the update."""
+        """Learn: change `states`, not the update.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+        """
 
     @abstractmethod
     def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
-        """Transform the update with what is in `states`."""
+        """Transform the update and return the objective; do not change `states`.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+        """
 
     def _lists(self, objective: Objective) -> tuple[States, list[SettingValues]]:
         settings = self.settings
         return self.find_rows(objective.params), [settings[param] for param in objective.params]
 
     def update(self, objective: Objective) -> None:
-        """Learn, when it is this link's turn."""
+        """Learn, at every `update_freq`-th call."""
         if self.vector_state:
             self.follow(objective.params)
         if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.update_states(objective, *self._lists(objective))
 
     def apply(self, objective: Objective) -> Objective:
-        """Transform the update, after the inner links have."""
+        """Run the inner links, then transform the update, and return the objective."""
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
         return self.apply_states(objective, *self._lists(objective))
@@ -85,30 +97,30 @@ class TensorTransform(Transform):
     """A link written as functions of tensors: for one tensor (`single_tensor_*`) or for lists (`multi_tensor_*`).
 
     Override one of `single_tensor_update` and `multi_tensor_update` to learn, and one of `single_tensor_apply` and
-    `multi_tensor_apply` to transform; `*_initialize` fills the state of a parameter that is seen for the first time.
-    Parameters without a gradient are left out, so that nothing decays or counts for them. Pointwise hooks and hooks on
-    one vector see complex numbers as pairs of reals.
+    `multi_tensor_apply` to transform; `*_initialize` fills the state of a new parameter.
+    Parameters without a gradient are skipped, so that nothing decays or counts for them. Pointwise hooks and hooks on
+    one vector get complex numbers as pairs of reals.
 
     Args:
         defaults: The settings.
         update_freq: Learn at every n-th step only.
-        concat_params: Work on one vector of all parameters instead of on each.
-        uses_grad: Whether the hooks want the gradient too.
-        uses_loss: Whether the hooks want the loss too.
+        concat_params: Whether to work on one vector of all parameters instead of on each.
+        uses_grad: Whether the hooks need the gradient too.
+        uses_loss: Whether the hooks need the loss too.
         inner: Links between this link's learning and its transformation.
 
     Attributes:
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
-        measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run; "norm"
-            where it finds the Euclidean norm of all tensors and nothing else, as "norm": a pass finds it in the same call.
+        measures: False if `measure` has nothing to compute with these settings, so that it need not split a fused run; "norm"
+            if it computes the Euclidean norm of all tensors only, as "norm": a pass computes it in the same call.
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
         numbers: Names of states that are Python numbers, which `advance` changes before the hooks learn.
-        uses_params: False where the hooks look at the shapes of parameters only, so that `across` whole tensors theirs need not
-            be gathered.
-        uses_dtype: Whether pointwise hooks find the dtype of the parameter as `setting["dtype"]`: they see those of half precision
+        uses_params: False if the hooks read the shapes of parameters only, so that with `across` whole tensors parameters need
+            not be gathered.
+        uses_dtype: Whether pointwise hooks get the dtype of the parameter as `setting["dtype"]`: half precision is passed to them
             in single precision.
-        narrow_states: Names of states that stay in half precision, where pointwise hooks make them so.
-        static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
+        narrow_states: Names of states that stay in half precision if pointwise hooks create them so.
+        static: Settings that change the operations of hooks, not only their numbers; each value needs another kernel.
 
     Example:
         >>> import torch, moduli as mo
@@ -125,7 +137,7 @@ class TensorTransform(Transform):
     """
 
     elementwise: bool = False
-    #: Why its pointwise hooks are not pure, once that was seen: then they run one by one.
+    #: The reason why its pointwise hooks are not pure, if a trace has detected one: then they run unfused.
     impure: str | None = None
     measures: bool | Literal["norm"] = True
     concat_params: bool = False
@@ -148,28 +160,28 @@ class TensorTransform(Transform):
         inner: Chainable | None = None,
     ) -> None:
         super().__init__(defaults, update_freq=update_freq, inner=inner)
-        # What the class declares holds, also under a constructor that is written by hand.
+        # Declarations of the class have priority, also with a handwritten constructor.
         self.concat_params = self.vector_state = concat_params or self.concat_params
         self.uses_grad = uses_grad or self.uses_grad
         self.uses_loss = uses_loss or self.uses_loss
 
     @property
     def differentiable(self) -> bool:  # type: ignore[override]
-        """Pointwise hooks are, by being pointwise; any other link has to say so."""
+        """True for pointwise hooks; any other link has to declare it."""
         return self.elementwise and not self.find_override() and not self.finds_numbers()
 
     @property
     def across(self) -> Across:  # type: ignore[override]
-        """Nothing for pointwise hooks; a link that measures, or treats whole tensors, has to say what it needs."""
+        """Nothing for pointwise hooks; a link that measures, or treats whole tensors, has to declare its requirement."""
         pointwise = self.elementwise and not self.concat_params and not self.find_override()
         return Across.NOTHING if pointwise and not self.finds_numbers() else Across.EVERYTHING
 
     def has_own(self, *names: str) -> bool:
-        """Whether the class overrides one of these methods."""
+        """Return whether the class overrides one of these methods."""
         return any(getattr(type(self), name) is not getattr(TensorTransform, name) for name in names)
 
     def find_override(self) -> str | None:
-        """The first method that is run in place of the pointwise hooks, if there is one."""
+        """Return the first method that is run in place of the pointwise hooks; None if there is none."""
         return next((name for name in _HOOKS if self.has_own(name)), None)
 
     def add_dtype(self, setting: Any, param: Tensor) -> Any:
@@ -181,26 +193,26 @@ class TensorTransform(Transform):
         return ("step", *self.numbers) if self.counts else self.numbers
 
     def advance_numbers(self, state: Any, setting: Any) -> None:
-        """Count a step of a parameter, and change its other numbers."""
+        """Count a step of a parameter, and advance its other scalars."""
         if self.counts:
             state["step"] = state["step"] + 1
         if self.numbers:
             self.advance(state, setting)
 
     def stacks_alike(self, hook: str) -> bool:
-        """Whether a hook is called once for all tensors that are alike, which it sees one of, under `torch.vmap`."""
+        """Return whether a hook is called once for all tensors of a kind, stacked, under `torch.vmap`."""
         return False
 
     def find_kind(self, param: Tensor) -> Any:
-        """Return what has to be equal for two parameters of one shape that hooks are called once for."""
+        """Return a value that must be equal for parameters of one shape to be stacked."""
         return None
 
     def finds_numbers(self) -> bool:
-        """Whether it finds numbers over all tensors first."""
+        """Return whether it measures scalars over all tensors before its hooks run."""
         return bool(self.measures) and self.has_own("measure")
 
     def all_needs(self) -> frozenset[Need]:
-        """As for every link; `uses_loss` adds the loss."""
+        """Return the requirements of this link and its children; `uses_loss` adds the loss."""
         return super().all_needs() | (frozenset({Need.LOSS}) if self.uses_loss else frozenset())
 
     # ------------------------------------------------------------------ hooks
@@ -208,33 +220,47 @@ class TensorTransform(Transform):
     def measure(
         self, tensors: Tensors, params: Tensors, grads: Grads, settings: Sequence[SettingValues], members: int | None
     ) -> dict[str, Any] | None:
-        """Numbers over all tensors with equal settings (a norm) that the hooks then find in `setting`.
+        """Return scalars over all tensors with equal settings (a norm), which hooks then get in `setting`.
 
-        One per member for a population.
+        Args:
+            tensors: The updates of these parameters.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            settings: The settings of each parameter.
+            members: The number of members of a population, each with its own scalar; None for one model.
         """
         return None
 
     def advance(self, state: Any, setting: Any) -> None:
-        """Change the states that `numbers` names, on the host; called before the hooks learn.
+        """Advance the states named in `numbers`, on the host; called before the hooks learn.
 
         A fused pass calls it once for all parameters with equal numbers and settings, with those numbers (and the count of
-        steps) as `state`, and gives the results to the hooks.
+        steps) as `state`, and passes the results to the hooks.
         """
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Fill the state of one parameter."""
+        """Fill the state of one parameter; see `single_tensor_apply` for the arguments."""
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Learn from one tensor; change `state`, not `tensor`."""
+        """Learn from one tensor: change `state`, not `tensor`; see `single_tensor_apply` for the arguments."""
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> Tensor:
-        """Transform one tensor (in place or not) and return it."""
+        """Transform one tensor (in place or not) and return it.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         raise TypeError(f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply")
 
     def multi_tensor_initialize(
@@ -246,7 +272,7 @@ class TensorTransform(Transform):
         states: States,
         settings: Sequence[SettingValues],
     ) -> None:
-        """Fill the states of parameters seen for the first time."""
+        """Fill the states of new parameters; see `multi_tensor_apply` for the arguments."""
         call_each(self, "single_tensor_initialize", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_update(
@@ -258,7 +284,7 @@ class TensorTransform(Transform):
         states: States,
         settings: Sequence[SettingValues],
     ) -> None:
-        """Learn from all tensors; change `states`, not `tensors`."""
+        """Learn from all tensors: change `states`, not `tensors`; see `multi_tensor_apply` for the arguments."""
         call_each(self, "single_tensor_update", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_apply(
@@ -270,31 +296,46 @@ class TensorTransform(Transform):
         states: States,
         settings: Sequence[SettingValues],
     ) -> Sequence[Tensor]:
-        """Transform all tensors and return them."""
+        """Transform all tensors and return them.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter.
+            settings: The settings of each parameter, and measured scalars.
+        """
         return call_each(self, "single_tensor_apply", HookArguments(tensors, params, grads, loss, states, settings))
 
-    def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
-        """The states that the `*_apply` hooks see, for the parameters at these positions; those that were learnt."""
+    def get_applied_states(self, objective: Objective, positions: list[int], states: States) -> States:
+        """Return the states for the `*_apply` hooks, by default unmodified.
+
+        Args:
+            objective: The objective.
+            positions: The positions of the parameters.
+            states: The state of each.
+        """
         return states
 
     # ------------------------------------------------------------------ running them
 
-    def _fill_states(self, given: HookArguments, streamed: bool = False) -> None:
+    def _fill_states(self, arguments: HookArguments, streamed: bool = False) -> None:
         """Fill the states that are still empty.
 
         Args:
-            given: The arguments of hooks.
-            streamed: Whether a fused pass fetches state that is stored elsewhere, so that it can be put there.
+            arguments: The arguments of hooks.
+            streamed: Whether a fused pass fetches offloaded state, so that state may be moved there at once.
         """
-        empty = [i for i, state in enumerate(given.states) if not state]
+        empty = [i for i, state in enumerate(arguments.states) if not state]
         binding = self.settings.binding
-        # State that is stored elsewhere leaves before the next is made: the device may not hold all of it.
+        # Offloaded state is moved before the next is created: it may not fit on the device at once.
         for places in [[i] for i in empty] if binding.offload else [empty]:
-            fresh = given.pick(places)
+            fresh = arguments.pick(places)
             if fresh.states:
                 self.multi_tensor_initialize(*fresh)
             for state in fresh.states if self.elementwise else ():
-                # In the precision that hooks and fused passes compute in: between two steps nothing is rounded to half of it.
+                # State is stored in the precision that hooks and fused passes compute in, so that no step rounds it.
                 state.update((key, widen(value)) for key, value in state.items() if key not in self.narrow_states)
             for state in fresh.states if self.counts else ():
                 state.setdefault("step", 0)
@@ -302,33 +343,36 @@ class TensorTransform(Transform):
                 send_row(state, find_place(binding, param))
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
-        """Gathers the tensors and calls the hooks that learn."""
-        _, given = gather_arguments(self, objective, states, settings, owned=False)
-        if not given.tensors:
+        """Gather the tensors and call the hooks that learn."""
+        _, arguments = gather_arguments(self, objective, states, settings, owned=False)
+        if not arguments.tensors:
             return
-        with show_arguments(self, objective, given):
-            self._fill_states(given)
-            for row, setting in zip(given.states, given.settings, strict=True):
+        with show_arguments(self, objective, arguments):
+            self._fill_states(arguments)
+            for row, setting in zip(arguments.states, arguments.settings, strict=True):
                 self.advance_numbers(row, setting)
-            self.multi_tensor_update(*given)
+            self.multi_tensor_update(*arguments)
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
-        """Gathers the tensors, calls the hooks that transform, and puts the results back."""
-        # Where tensors are stacked hooks are given copies, which need not be copied before.
+        """Gather the tensors, call the hooks that transform, and write the results to the update."""
+        # Stacks are copies already, so the update need not be copied for them.
         owned = not self.stacks_alike("single_tensor_apply")
-        kept, given = gather_arguments(self, objective, states, settings, owned=owned)
-        if not given.tensors:
+        positions, arguments = gather_arguments(self, objective, states, settings, owned=owned)
+        if not arguments.tensors:
             return objective
-        given = given._replace(states=self.get_applied_states(objective, kept, given.states))
-        with show_arguments(self, objective, given):
-            results = self.multi_tensor_apply(*given)
+        arguments = arguments._replace(states=self.get_applied_states(objective, positions, arguments.states))
+        with show_arguments(self, objective, arguments):
+            results = self.multi_tensor_apply(*arguments)
         if objective.checking:
-            check_results(self, results, given)
+            check_results(self, results, arguments)
         out = list(results)
         if self.concat_params:
-            kept, out = list(range(len(objective.params))), from_vector(out[0], list(map(as_real, objective.params)))
-        updates = list(objective.peek_updates() if len(kept) == len(objective.params) else objective.get_updates())
-        for i, tensor in zip(kept, out, strict=True):
+            positions, out = (
+                list(range(len(objective.params))),
+                from_vector(out[0], list(map(as_real, objective.params))),
+            )
+        updates = list(objective.peek_updates() if len(positions) == len(objective.params) else objective.get_updates())
+        for i, tensor in zip(positions, out, strict=True):
             param, pairs = objective.params[i], self.concat_params or self.elementwise
             if self.elementwise and param.dtype in HALVES and not objective.wide:
                 tensor = tensor.to(param.dtype)

@@ -1,6 +1,6 @@
-"""What an optimizer did in its last step, as one flat dictionary of numbers: for logs and dashboards.
+"""The numbers of an optimizer's last step as one flat dictionary, for logs and dashboards.
 
-Norms of what pointwise links compute are found inside the pass that computes it (`kernels.record_square`); those of other links by
+Norms of the results of pointwise links are computed inside their pass (`kernels.record_square`); those of other links by
 one foreach norm of their update. Nothing is computed without a watch, and values stay on their device until they are read.
 """
 
@@ -29,12 +29,12 @@ _Squares = list[tuple[Sequence[Tensor], Tensor]]
 
 
 class Watch:
-    """The numbers of an optimizer's last step; made by `Optimizer.watch`, called to read them.
+    """The numbers of an optimizer's last step; created by `Optimizer.watch`, called to read them.
 
     Args:
         optimizer: The optimizer.
-        by: What norms are given for besides all parameters; see `Optimizer.watch`.
-        history: Whether the numbers of every step are kept.
+        by: The parts with separate norms, besides all parameters; see `Optimizer.watch`.
+        history: Whether the numbers of every step are stored.
 
     Example:
         >>> import torch, moduli as mo
@@ -49,7 +49,7 @@ class Watch:
     """
 
     def __init__(self, optimizer: Optimizer, by: By, history: bool = False) -> None:
-        #: The numbers of every step, or None where only those of the last one are kept.
+        #: The numbers of every step, or None if only those of the last one are stored.
         self.history: list[dict[str, float]] | None = [] if history else None
         self._optimizer = weakref.ref(optimizer)
         self._parts = find_parts(optimizer, by)
@@ -58,33 +58,33 @@ class Watch:
     # ------------------------------------------------------------------ during a step
 
     def _begin(self) -> None:
-        #: For each link what it was given and what it made of it.
+        #: For each link the squares of its input and of its result.
         self._links: dict[int, tuple[Module, _Squares, _Squares]] = {}
         self._named: dict[str, _Squares] = {}
         self._runs: list[tuple[Sequence[Module], Sequence[Tensor], Tensor | PartialSquares, bool]] = []
         self._numbers: dict[str, Any] = {}
 
     def start(self, optimizer: Optimizer) -> None:
-        """Forget the last step."""
+        """Clear the numbers of the last step."""
         self._begin()
         self._evaluations = optimizer.num_evaluations
 
     def add_run(
         self, links: Sequence[Module], params: Sequence[Tensor], squares: Tensor | PartialSquares | None, moves: bool
     ) -> None:
-        """Take the sums of a fused run: of what it was given, after each link, and of the parameters where it moves them.
+        """Store the sums of a fused run: of its input, after each link, and of the parameters if it moves them.
 
         Args:
             links: The links of the run.
             params: The parameters that it ran over.
-            squares: The sums by parameter; None where the pass found none, as on a device without numbers.
+            squares: The sums by parameter; None if the pass computed none, as on the meta device.
             moves: Whether it moved the parameters.
         """
         if squares is not None:
             self._runs.append((links, params, squares, moves))
 
     def _read_runs(self) -> None:
-        """Sort the sums of fused runs by link, which can wait until they are read."""
+        """Sort the sums of fused runs by link; done when they are read, not in the step."""
         for links, params, squares, moves in self._runs:
             columns = (squares.read() if isinstance(squares, PartialSquares) else squares).unbind(1)
             for k, link in enumerate(links):
@@ -94,7 +94,14 @@ class Watch:
         self._runs = []
 
     def add_link(self, link: Module, params: Sequence[Tensor], before: Tensor | None, after: Tensor) -> None:
-        """Take the sums of squares of the update before (if it was known) and after a link that ran by itself."""
+        """Store the sums of squares of the update before and after an unfused link.
+
+        Args:
+            link: The link.
+            params: The parameters.
+            before: The sums of its input; None if there was no update before.
+            after: The sums of its result.
+        """
         self._put(link, [] if before is None else [(params, before)], [(params, after)])
 
     def _put(self, link: Module, before: _Squares, after: _Squares) -> None:
@@ -103,13 +110,19 @@ class Watch:
         last += after
 
     def finish(self, optimizer: Optimizer, objective: Objective, loss: Tensor | None) -> None:
-        """Take the loss, the settings and the norms that no pass has found."""
+        """Store the loss, the settings and the norms that no pass has computed.
+
+        Args:
+            optimizer: The optimizer.
+            objective: The objective at the end of the step.
+            loss: The loss.
+        """
         params, runs = objective.params, self._runs
         if not objective.skip_update and objective.updates is not None:
             self._named["update"] = [(params, sum_squares(objective.updates))]
         first = optimizer.modules[0]
-        known = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
-        if objective.grads is not None and not known:
+        has_grad_norm = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
+        if objective.grads is not None and not has_grad_norm:
             self._named["grad"] = [(params, sum_squares(objective.grads))]
         if not (runs and runs[-1][3]) and not any(moves for *_, moves in runs):
             self._named["param"] = [(params, sum_squares([param.detach() for param in params]))]
@@ -127,7 +140,7 @@ class Watch:
         "step", "loss", "lr", "evaluations", "grad_norm", "update_norm" (by how much the parameters moved), "param_norm",
         "update_ratio" (of these two). For each link "norm/PATH" (of the update after it), "gain/PATH" (that norm over the norm
         before it: the trust ratio of LAMB, the factor of a clip) and, for links that clip, "clipped/PATH" (the fraction of
-        parameters whose update it made smaller). "state/PATH/KEY" for numbers that links keep for all parameters (step sizes,
+        parameters whose update it reduced). "state/PATH/KEY" for numbers in the global state of links (step sizes,
         radii, Prodigy's d). With `by`, norms have a further part, "grad_norm/decoder.*".
         """
         optimizer = self._optimizer()
@@ -208,12 +221,18 @@ class Watch:
 
 
 def run_watched(link: Module, objective: Objective, run: Callable[[Objective], Objective]) -> Objective:
-    """Run a link by itself, and have its watch take the norms of the update before and after it, if there is one."""
+    """Run a link unfused and return the objective; a watch, if there is one, stores the norms before and after it.
+
+    Args:
+        link: The link.
+        objective: The objective.
+        run: Runs the link.
+    """
     watch = link.settings.binding.watch
     if watch is None:
         return run(objective)
-    known = objective.updates is not None or objective.grads is not None
-    before = sum_squares(objective.peek_updates()) if known else None
+    has_update = objective.updates is not None or objective.grads is not None
+    before = sum_squares(objective.peek_updates()) if has_update else None
     after: Any = run(objective)
     updates = getattr(after, "updates", None)
     if updates is not None:
@@ -222,7 +241,7 @@ def run_watched(link: Module, objective: Objective, run: Callable[[Objective], O
 
 
 def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, frozenset[str]]]:
-    """Return a function that gives the names of the parameters of each part, as the optimizer has them then.
+    """Return a function that maps each part to the current names of its parameters.
 
     Raises:
         ValueError: A pattern matches no parameter.
@@ -238,8 +257,8 @@ def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, 
         }
     if by == "parameter":
         return lambda optimizer: {public_name(name): frozenset([name]) for name in _list_names(optimizer)}
-    given = [by] if isinstance(by, str) else by
-    patterns = dict(given) if isinstance(given, Mapping) else {pattern: pattern for pattern in given}
+    entries = [by] if isinstance(by, str) else by
+    patterns = dict(entries) if isinstance(entries, Mapping) else {pattern: pattern for pattern in entries}
 
     def find(optimizer: Optimizer) -> dict[str, frozenset[str]]:
         names = _list_names(optimizer)

@@ -1,4 +1,4 @@
-"""Adaptive first-order links: steps scaled by what updates were like so far."""
+"""Adaptive first-order links: steps scaled by statistics of earlier updates."""
 
 from .._publish import publish_links
 from ._adafactor import *

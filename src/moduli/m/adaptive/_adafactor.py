@@ -87,7 +87,7 @@ class Adafactor(MatrixTransform):
 
 
 def factor(state: Any, like: Tensor, prefix: str = "") -> None:
-    """Zeros for the second moment of a real tensor: rows and columns of a matrix, the whole of a vector."""
+    """Return zeros for the second moment of a real tensor: rows and columns of a matrix, the whole of a vector."""
     if like.dim() >= 2:
         state[f"{prefix}rows"] = like.new_zeros(like.shape[:-1])
         state[f"{prefix}columns"] = like.new_zeros((*like.shape[:-2], like.shape[-1]))
@@ -96,10 +96,10 @@ def factor(state: Any, like: Tensor, prefix: str = "") -> None:
 
 
 def update_factors(state: Any, square: Tensor, memory: Any, prefix: str = "") -> None:
-    """One more square for the running means."""
+    """Update the running means with one more square."""
     if not square.numel():
         return
-    # A mean that overflows would stay infinite, and rows / mean(rows) be NaN from then on.
+    # A mean that overflows would stay infinite, so that rows / mean(rows) would stay NaN.
     limit = torch.finfo(square.dtype).max / square.numel()
     if square.dim() >= 2:
         state[f"{prefix}rows"].lerp_(square.mean(-1).clamp(max=limit), 1 - memory)
@@ -109,7 +109,7 @@ def update_factors(state: Any, square: Tensor, memory: Any, prefix: str = "") ->
 
 
 def rebuild(state: Any, prefix: str = "") -> Tensor:
-    """The second moment of a tensor, from its factors where it has them."""
+    """Return the second moment of a tensor, from its factors if it has them."""
     if f"{prefix}whole" in state:
         return state[f"{prefix}whole"]
     rows, columns = state[f"{prefix}rows"], state[f"{prefix}columns"]
@@ -118,7 +118,7 @@ def rebuild(state: Any, prefix: str = "") -> Tensor:
 
 
 def root_mean_square(tensor: Tensor) -> Tensor:
-    """The root of the mean square of a tensor's numbers."""
+    """Return the root of the mean square of a tensor's elements."""
     return torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
 
 
@@ -264,7 +264,7 @@ class AdamMini(MatrixTransform):
 
 
 def _mean_squares(tensor: Tensor, blocks: int | None) -> Tensor:
-    """One mean square per block."""
+    """Return one mean square per block."""
     if tensor.dim() < 2:
         count = 1
     elif blocks is None:
@@ -352,7 +352,7 @@ class Dion(MatrixLink, BufferTransform):
         rest = total - (1 - mu) * left @ right.mH
         state["momentum"].copy_(rest.reshape(tensor.shape))
         size = torch.linalg.vector_norm(right, dim=0, keepdim=True)
-        # A direction in which nothing was found stays as it was, so that it can be followed later.
+        # A direction without a component of the update is not changed, so that it can be followed later.
         state["right"] = torch.where(size > 0, right / torch.where(size > 0, size, 1.0), state["right"])
         state["left"] = torch.where(size > 0, left, 0.0)
 
@@ -360,5 +360,5 @@ class Dion(MatrixLink, BufferTransform):
         if "right" not in state:
             return state["momentum"].clone()
         rows, columns = len(state["left"]), len(state["right"])
-        found: Tensor = (rows / columns) ** 0.5 * state["left"] @ state["right"].mH
-        return found.reshape(tensor.shape).to(tensor.dtype)
+        update: Tensor = (rows / columns) ** 0.5 * state["left"] @ state["right"].mH
+        return update.reshape(tensor.shape).to(tensor.dtype)

@@ -31,7 +31,7 @@ class Adagrad(BufferTransform):
         initial_accumulator_value: The sum at the start.
         eps: Added to the denominator.
         alpha: A factor; a step size is better given by a link of its own, `LR`.
-        inner: Links that transform the update before it is divided, after its square was learnt.
+        inner: Links that transform the update before it is divided, after its square was added.
         accumulator_tfm: Links that transform a copy of the sum before its root is taken.
 
     Example:
@@ -86,7 +86,7 @@ class AdagradNorm(ListTransform):
         layerwise: A sum for each tensor; False: one over all parameters.
         use_sqrt: Divide by the root; False: by the sum itself.
         alpha: A factor.
-        inner: Links that transform the update before it is divided, after its norm was learnt.
+        inner: Links that transform the update before it is divided, after its norm was added.
 
     Example:
         >>> import torch, moduli as mo
@@ -183,7 +183,7 @@ class Adadelta(BufferTransform):
         rho, eps = setting["rho"], setting["eps"]
         below = state["square_avg"] + eps
         ratio = _square_ratio(tensor, below)
-        # d_t = rho d + (1 - rho)(d + eps) ratio, solved for the d of before this step, which then need not be kept.
+        # d_t = rho d + (1 - rho)(d + eps) ratio, solved for the d before this step, which then need not be stored.
         before = (state["acc_delta"] - ratio * (eps * (1 - rho))) / (ratio * (1 - rho) + rho)
         return tensor * ((before.clamp(min=0) + eps) / below).sqrt()
 
@@ -207,7 +207,7 @@ class RMSprop(BufferTransform):
         debias: Correct for the means starting at zero.
         amsgrad: Use the largest second moment so far.
         init: Start from "zeros", or from the first "update".
-        inner: Links that transform the update before it is divided, after its square was learnt.
+        inner: Links that transform the update before it is divided, after its square was added.
         exp_avg_sq_tfm: Links that transform a copy of the second moment before its root is taken.
 
     Example:
@@ -256,7 +256,7 @@ class RMSprop(BufferTransform):
         at_update = setting["init"] == "update"
         state["exp_avg_sq"] = tensor.square() if at_update else torch.zeros_like(tensor)
         if setting["centered"]:
-            # From the update too, the first variance would be nothing but rounding.
+            # If the mean started from the update too, the first variance would be rounding only.
             state["exp_avg"] = torch.zeros_like(tensor)
         if setting["amsgrad"]:
             state["max_exp_avg_sq"] = torch.zeros_like(tensor)
@@ -320,9 +320,9 @@ class AEGD(BufferTransform):
     c: Setting = 1.0
 
     def _root(self, tensor: Tensor, loss: Tensor | None, setting: Any) -> Tensor:
-        """The root of the shifted loss; one for each member of a population."""
-        found = cast(Tensor, loss)
-        total = (found.reshape(-1, *([1] * (tensor.dim() - 1))) if found.dim() else found) + setting["c"]
+        """Return the root of the shifted loss; one for each member of a population."""
+        value = cast(Tensor, loss)
+        total = (value.reshape(-1, *([1] * (tensor.dim() - 1))) if value.dim() else value) + setting["c"]
         if not bool((total > 0).all()):
             raise ValueError(
                 f"AEGD takes the root of the loss plus c, which is {float(total.min())}; give a c above minus the lowest loss"

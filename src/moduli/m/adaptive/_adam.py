@@ -4,7 +4,7 @@
 * Adamax: Adam with the infinity norm.
 * NAdam: Adam with Nesterov's momentum.
 * RAdam: Adam without a warmup.
-* AdaBelief: steps scaled by how far updates are from what was expected.
+* AdaBelief: steps scaled by the deviation of updates from their running mean.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Adam(BufferTransform):
 
 
 def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
-    """Factors of a mean, beside its size, and of the root of a mean square, that started at zero t steps ago."""
+    """Return the factors of a mean, besides its size, and of the root of a mean square, that started at zero t steps ago."""
     if not setting["debias"]:
         return size, 1.0
     return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5
@@ -144,7 +144,7 @@ class Adamax(_Moments):
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         size = 1 / (1 - setting["beta1"] ** state["step"])
-        # Where nothing but zeros was ever seen there is nothing to divide: zero over zero is zero.
+        # If all updates were zero, zero over zero is zero.
         below = torch.where(state["exp_inf"] > 0, state["exp_inf"], 1.0)
         return state["exp_avg"] * size / below
 
@@ -255,11 +255,13 @@ class RAdam(_Moments):
         power = beta2**t
         limit = 2 / (1 - beta2) - 1
         length = limit - 2 * t * power / (1 - power)
-        known = (length > 5) * 1.0
-        # Where the variance is unknown yet the root would be of a negative number: it is that of one, times zero.
-        rectified = known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) + (1 - known)
-        scaled = known * (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
-        return state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))
+        is_known = (length > 5) * 1.0
+        # Before the variance is known the root would be of a negative number: it is that of one, times zero.
+        rectified = is_known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) + (
+            1 - is_known
+        )
+        scaled = is_known * (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
+        return state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - is_known))
 
 
 class AdaBelief(_Moments):

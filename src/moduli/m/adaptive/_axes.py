@@ -15,10 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def batch_by_itself(function: F) -> F:
-    """Make a function that treats leading axes as a batch run so under `torch.vmap`, in place of each of its operations.
+    """Return a function that is run once for leading axes as a batch under `torch.vmap`, in place of each of its operations.
 
-    Vectorised one by one, a fused product (`addmm`) becomes three operations, and what a function decides for its batch can't be
-    read. Arguments are positional; the result is a tensor, or None for a function that writes in place. Where it is differentiated,
+    Vectorised one by one, a fused product (`addmm`) becomes three operations, and a decision of the function for its batch can't be
+    read. Arguments are positional; the result is a tensor, or None for a function that writes in place. If it is differentiated,
     torch vectorises its operations.
     """
 
@@ -32,12 +32,12 @@ def batch_by_itself(function: F) -> F:
 
 
 def work(tensor: Tensor) -> Tensor:
-    """The tensor in a type that matrices can be factorised in."""
+    """Return the tensor in a dtype that can be factorised."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def merge_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, ...]:
-    """The shape without axes of size one; with `merge`, neighbours after the first axis become one while they are small.
+    """Return the shape without axes of size one; with `merge`, small neighbours after the first axis become one.
 
     A matrix stays a matrix: merging its two axes would turn two factors into one full matrix.
     """
@@ -58,14 +58,14 @@ def _unfold(tensor: Tensor, axis: int) -> Tensor:
 
 
 def covariance(tensor: Tensor, axis: int) -> Tensor:
-    """The slices across an axis times each other, summed over everything else: (n, n)."""
+    """Return the covariance of the slices across an axis, summed over all other axes: (n, n)."""
     slices = _unfold(tensor, axis)
     return slices @ slices.mH
 
 
 @batch_by_itself
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
-    """Total <- keep total + take covariance; leading axes of both are a batch."""
+    """Set total to keep * total + take * covariance; leading axes of both are a batch."""
     lead = total.dim() - 2
     if not lead:
         slices = _unfold(tensor, axis)
@@ -77,7 +77,7 @@ def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: floa
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:
-    """A matrix along each axis (None: the identity), or their adjoints."""
+    """Return a tensor multiplied by a matrix along each axis (None: the identity), or by their adjoints."""
     if tensor.dim() == 2 and len(matrices) == 2:
         left, right = matrices
         if left is not None:
@@ -94,10 +94,10 @@ def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = 
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigendecomposition by the lower triangle, once more in double where it does not converge."""
+    """Return the eigendecomposition by the lower triangle, computed again in double if it does not converge."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:  # LinAlgError is one
+    except RuntimeError:  # LinAlgError is a RuntimeError
         double = torch.complex128 if matrix.is_complex() else torch.float64
         values, vectors = torch.linalg.eigh(matrix.to(double))
         values, vectors = values.to(matrix.real.dtype), vectors.to(matrix.dtype)
@@ -105,15 +105,15 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs", half: bool = False) -> Tensor:
-    """(A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their size counts, or zero.
+    """Return (A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their absolute value counts, or zero.
 
-    With `half` it is a matrix W that gives the power as W W^H, which spares a product.
+    With `half` it is a matrix W with W W^H equal to the power, which saves a product.
     """
     if not matrix.numel():
         return matrix
     values, vectors = eigh(matrix)
     values = (values.abs() if method == "eigh_abs" else values.clamp(min=0)) + reg
-    # What is below the rounding of the largest is a direction that was never seen: there is nothing to scale by, and its
+    # Eigenvalues below the rounding of the largest are directions without any data: there is nothing to scale by, and their
     # negative power would only blow up rounding.
     floor = values.amax() * (len(values) * torch.finfo(values.dtype).eps)
     scaled = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny) ** exponent, 0.0)

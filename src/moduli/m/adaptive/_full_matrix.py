@@ -38,7 +38,7 @@ class FullMatrixAdagrad(BufferTransform):
         matrix_power: The exponent.
         matrix_power_method: What to do with eigenvalues below zero (rounding): "eigh_abs" takes their size, "eigh" zero.
         concat_params: One matrix for all parameters; False: one for each tensor.
-        inner: Links that transform the update before it is preconditioned, after the matrix was learnt.
+        inner: Links that transform the update before it is preconditioned, after the matrix was updated.
         accumulator_tfm: Links that transform a copy of the matrix before its root is taken; with them that is at every step.
 
     Example:
@@ -102,7 +102,7 @@ class FullMatrixAdagrad(BufferTransform):
         )
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
-        # What the links make of the matrix is only seen here.
+        # The matrix as transformed by links is only available here.
         root = self._root(state, setting) if "accumulator_tfm" in self.children else state["root"]
         out = root @ work(tensor).reshape(-1)
         return out.reshape(tensor.shape).to(tensor.dtype)
@@ -178,14 +178,14 @@ class GGT(BufferTransform):
 
 
 def find_span(history: Iterable[Tensor], eig_tol: float, truncate: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The nonzero eigenvalues of a history's second moment with their vectors, in rising order, and the largest of all."""
+    """Return the nonzero eigenvalues of a history's second moment with their vectors, ascending, and the largest of all."""
     matrix = torch.stack(list(history), dim=1)
     values, vectors = eigh(matrix.mH @ matrix)
     top = values[-1].clamp(min=0)
-    kept = values > eig_tol * top
+    significant = values > eig_tol * top
     if truncate is not None:
-        kept[:-truncate] = False
-    return values[kept], (matrix @ vectors[:, kept]) / values[kept].sqrt(), top
+        significant[:-truncate] = False
+    return values[significant], (matrix @ vectors[:, significant]) / values[significant].sqrt(), top
 
 
 class KLShampoo(MatrixTransform):

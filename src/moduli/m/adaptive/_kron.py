@@ -1,4 +1,4 @@
-"""The fit of PSGD: a factor for each axis of a tensor, learnt from pairs. Shared by PSGDKronWhiten and PSGDKronNewton."""
+"""The fit of PSGD: a factor for each axis of a tensor, fitted to pairs. Shared by PSGDKronWhiten and PSGDKronNewton."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from .._measures import read
 from ._axes import covariance, merge_shape, multiply, work
 
-# The longest step of a rotation towards a symmetric factor; second order, so it must be small.
+# The longest step of a rotation towards a symmetric factor; it is second order, so the step must be small.
 _ROTATION = 0.125
 
 
 def begin(state: Any, tensor: Tensor, setting: Any) -> None:
-    """Factors that are multiples of the identity."""
+    """Return factors that are multiples of the identity."""
     x = work(tensor)
     shape = merge_shape(tensor.shape, 0, merge=False) or (1,)
     state["shape"] = shape
@@ -35,14 +35,14 @@ def begin(state: Any, tensor: Tensor, setting: Any) -> None:
 
 
 def _products(factors: list[Tensor], geometry: str) -> list[Tensor]:
-    """P = Q^H Q of each axis; kept, because it is used at every step and changes only when the factors are fitted."""
+    """Return P = Q^H Q of each axis; cached, because it is used at every step and changes only when the factors are fitted."""
     if geometry == "QUAD4P":  # the factors are those of P itself
         return factors
     return [q.mH @ q if q.dim() == 2 else q.abs().square() for q in factors]
 
 
 def _apply_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
-    """Each factor (a matrix, or a diagonal as a vector) along its axis."""
+    """Return a tensor multiplied by each factor (a matrix, or a diagonal as a vector) along its axis."""
     matrices: list[Tensor | None] = [factor if factor.dim() == 2 else None for factor in factors]
     if any(matrix is not None for matrix in matrices):
         tensor = multiply(tensor, matrices)
@@ -53,12 +53,12 @@ def _apply_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
 
 
 def precondition(state: Any, tensor: Tensor) -> Tensor:
-    """P times a tensor of the shape that is fitted."""
+    """Return P times a tensor of the fitted shape."""
     return _apply_factors(tensor, state["products"])
 
 
 def largest(matrix: Tensor) -> Tensor:
-    """About the largest eigenvalue of a positive matrix: two steps of power iteration from its largest row."""
+    """Return an estimate of the largest eigenvalue of a positive matrix: two steps of power iteration from its largest row."""
     start = matrix.index_select(0, torch.diagonal(matrix).real.argmax().reshape(1)).squeeze(0)
     x = matrix @ start.conj()
     x = matrix @ (x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(matrix.dtype).tiny))
@@ -67,14 +67,14 @@ def largest(matrix: Tensor) -> Tensor:
 
 
 def flip(chance: float, generator: torch.Generator | None) -> bool:
-    """Whether something with this probability happens; nothing is drawn where that is certain."""
+    """Return True with this probability; nothing is drawn for 0 and 1."""
     if chance >= 1 or chance <= 0:
         return chance >= 1
     return bool(torch.rand((), generator=generator) < chance)
 
 
 def limit_amplitude(tensor: Tensor, limit: float) -> Tensor:
-    """A tensor scaled down to a root mean square, if it has a larger one."""
+    """Return a tensor scaled down to a root mean square, if it has a larger one."""
     if limit == float("inf"):
         return tensor
     return tensor * (limit / tensor.abs().square().mean().sqrt().clamp(min=limit))
@@ -85,7 +85,7 @@ def _size(contracted: Tensor) -> Tensor:
 
 
 def balance(state: Any, setting: Any) -> None:
-    """Bring the factors to the same size; their product stays."""
+    """Scale the factors to the same size; their product does not change."""
     factors = state["factors"]
     if len(factors) < 2:
         return
@@ -96,7 +96,7 @@ def balance(state: Any, setting: Any) -> None:
 
 
 def _contract(tensor: Tensor, axis: int, diagonal: bool) -> Tensor:
-    """A tensor times itself along all axes but one; its diagonal where that is all that is wanted."""
+    """Return a tensor times itself along all axes but one; only the diagonal for diagonal factors."""
     if not diagonal:
         return covariance(tensor, axis)
     others = [other for other in range(tensor.dim()) if other != axis]
@@ -134,9 +134,9 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
             plus = plus * q.abs().square()
             minus = q.abs().square() * (tau if minus is None else minus)
         ell = _size(plus) + (tau if minus is None else _size(minus))
-        known = state["lipschitz"][axis]
-        known.copy_(torch.maximum(setting["betaL"] * known + (1 - setting["betaL"]) * ell, ell))
-        rate = setting["lr_preconditioner"] / known
+        bound = state["lipschitz"][axis]
+        bound.copy_(torch.maximum(setting["betaL"] * bound + (1 - setting["betaL"]) * ell, ell))
+        rate = setting["lr_preconditioner"] / bound
         if diagonal:
             fitted.append(q * (1 - rate * (plus - (tau if minus is None else minus))))
         elif geometry == "Q0.5EQ1.5" and minus is None:
@@ -149,7 +149,7 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
 
 
 def _move_factor(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, geometry: str) -> Tensor:
-    """A factor after a step in one of the local coordinates."""
+    """Return a factor after a step in one of the local coordinates."""
     change = plus.clone()
     if isinstance(minus, Tensor):
         change -= minus
@@ -158,7 +158,7 @@ def _move_factor(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, g
     if geometry == "QEQ":
         return q - rate * (q @ change)
     if geometry in ("QUAD", "QUAD4P"):
-        # Twice half a step, from both sides: what is positive definite stays so.
+        # Two half steps, one from each side, keep a factor positive definite.
         half = change * (-0.5 * rate)
         half.diagonal().add_(1.0)
         moved = half @ q @ half
@@ -170,7 +170,7 @@ def _move_factor(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, g
 
 
 def _solve_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
-    """The inverse adjoint of each factor along its axis."""
+    """Return a tensor multiplied by the inverse adjoint of each factor along its axis."""
     for axis, q in enumerate(factors):
         if q.dim() == 1:
             tensor = tensor / q.reshape([-1 if other == axis else 1 for other in range(tensor.dim())])
@@ -182,7 +182,7 @@ def _solve_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
 
 
 def _straighten(q: Tensor) -> Tensor:
-    """Turn a factor a little towards a symmetric one, a step of the orthogonal Procrustes problem."""
+    """Rotate a factor slightly towards a symmetric one: a step of the orthogonal Procrustes problem."""
     skew = q.mH - q
     size = torch.linalg.matrix_norm(skew) / 2**0.5
     skew = skew / size.clamp(min=torch.finfo(q.dtype).tiny)

@@ -1,4 +1,4 @@
-"""The fit of PSGD with a factor of low rank, learnt from pairs. Shared by PSGDLRAWhiten and PSGDLRANewton."""
+"""The fit of PSGD with a factor of low rank, fitted to pairs. Shared by PSGDLRAWhiten and PSGDLRANewton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._measures import read
 
 
 def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None) -> None:
-    """A multiple of the identity, with a little of random low rank."""
+    """Return a multiple of the identity plus a small random matrix of low rank."""
     n = h.numel()
     rank = min(int(setting["rank"]), max(n, 1))
     scale = setting["init_scale"]
@@ -19,7 +19,7 @@ def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None
         fourth = read(h.double().pow(4).mean()) if n else 1.0
         scale = (fourth + setting["damping"] ** 4 + 1e-40) ** (-1 / 8)
     draw = torch.randn(2, n, rank, dtype=h.dtype, device=h.device, generator=generator)
-    # Columns one by one: a square matrix would not say which of its axes are parameters.
+    # Columns are stored separately, since of a square matrix it is unknown which axis is the parameters.
     draw *= 0.1 / max(n * rank, 1) ** 0.5
     state["U"], state["V"] = list(draw[0].unbind(1)), list(draw[1].unbind(1))
     state["d"] = torch.ones_like(h) * scale
@@ -27,7 +27,7 @@ def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None
 
 
 def precondition(state: Any, x: Tensor) -> Tensor:
-    """P x with P = Q'Q and Q = (I + UV') diag(d)."""
+    """Return P x with P = Q'Q and Q = (I + UV') diag(d)."""
     U, V, d = torch.stack(state["U"], 1), torch.stack(state["V"], 1), state["d"]
     return _adjoint(U, V, d, _product(U, V, d, x))
 
@@ -42,7 +42,7 @@ def _adjoint(U: Tensor, V: Tensor, d: Tensor, x: Tensor) -> Tensor:
 
 
 def _solve_low_rank(U: Tensor, V: Tensor, x: Tensor) -> Tensor:
-    """(I + UV')^-1 x through a small system."""
+    """Return (I + UV')^-1 x by a small system."""
     small = V.mT @ U
     small.diagonal().add_(1.0)
     return x - U @ torch.linalg.solve(small, V.mT @ x)
@@ -85,8 +85,8 @@ def fit(state: Any, h: Tensor, v: Tensor, first: bool, setting: Any) -> None:
 
 
 def _rate(state: Any, which: int, ell: Tensor, setting: Any) -> Tensor:
-    """The step, by a bound on the curvature that rises at once and falls slowly."""
-    known = state["lipschitz"][which]
-    known.copy_(torch.maximum(setting["betaL"] * known + (1 - setting["betaL"]) * ell, ell))
-    out: Tensor = setting["lr_preconditioner"] / known.clamp(min=torch.finfo(known.dtype).tiny)
+    """Return the step, by a bound on the curvature that rises at once and falls slowly."""
+    bound = state["lipschitz"][which]
+    bound.copy_(torch.maximum(setting["betaL"] * bound + (1 - setting["betaL"]) * ell, ell))
+    out: Tensor = setting["lr_preconditioner"] / bound.clamp(min=torch.finfo(bound.dtype).tiny)
     return out

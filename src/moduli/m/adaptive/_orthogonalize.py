@@ -1,4 +1,4 @@
-"""Orthogonalised and normalised matrices.
+"""Orthogonalised and normalised matrices (over 400 lines: the links share one set of iterations).
 
 * Orthogonalised updates, the core of Muon.
 * Linear minimisation oracles: the steepest direction in a norm. Scion's links.
@@ -24,7 +24,7 @@ Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "
 # One quintic for every iteration: steep at zero, and singular values end between 0.7 and 1.2 (Jordan et al.).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
-# The best quintic for each iteration, given what the ones before have left (Amsel et al., Algorithm 1 for l = 1e-3).
+# The best quintic for each iteration, given the interval left by the ones before (Amsel et al., Algorithm 1 for l = 1e-3).
 _EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -42,17 +42,17 @@ _SAFETY = 1.01
 def _coefficients(method: str, steps: int) -> list[tuple[float, float, float]]:
     if method == "newtonschulz":
         return [_QUINTIC] * steps
-    found = []
+    coefficients = []
     for k in range(steps):
         a, b, c = _EXPRESS[min(k, len(_EXPRESS) - 1)]
         safe = _SAFETY if k < len(_EXPRESS) - 1 else 1.0
-        found.append((a / safe, b / safe**3, c / safe**5))
-    return found
+        coefficients.append((a / safe, b / safe**3, c / safe**5))
+    return coefficients
 
 
 @batch_by_itself
 def _iterate(matrix: Tensor, method: str, steps: int, dtype: torch.dtype) -> Tensor:
-    """Odd polynomials of a matrix, no higher than wide, that take its singular values to one; leading axes are a batch."""
+    """Return odd polynomials of a matrix, no higher than wide, that map its singular values to one; leading axes are a batch."""
     slack = 1.0 if method == "newtonschulz" else _SAFETY
     norm = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
     x = (matrix / (norm * slack + torch.finfo(matrix.dtype).tiny ** 0.5)).to(dtype).contiguous()
@@ -69,16 +69,16 @@ def _iterate(matrix: Tensor, method: str, steps: int, dtype: torch.dtype) -> Ten
         polynomial = fused(gram, gram, gram, beta=b, alpha=c, out=polynomial)
         moved = fused(x, polynomial, x, beta=a, out=spare)
         x, spare = moved, x
-        if not reuses:  # a graph holds what was computed
+        if not reuses:  # autograd may have saved it
             gram = polynomial = spare = None
     return x.reshape(shape)
 
 
 def _iterate_gram(x: Tensor, steps: int) -> Tensor:
-    """The same for wide matrices through their small side: the polynomials are of X X^H, and their product multiplies X once.
+    """Return the result of `_iterate` for wide matrices by polynomials of X X^H, whose product multiplies X once.
 
-    What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
-    far below the width of the band that singular values end in. Not so in bfloat16.
+    Rounding errors of the smallest eigenvalues of X X^H grow by 12 in an iteration, as these do; after a few they are still
+    far below the width of the band in which singular values end. In bfloat16 they are not.
     """
     fused = torch.baddbmm if x.dim() > 2 else torch.addmm
     gram = x @ x.mH
@@ -206,7 +206,7 @@ class Orthogonalize(MatrixTransform):
 
 
 def as_matrix(tensor: Tensor, flatten: bool = True, channel_first: bool = True) -> Tensor | None:
-    """A tensor as the matrix that it is, or a batch of them in the last two axes; None where it is none."""
+    """Return a tensor as a matrix, or as a batch of matrices in the last two axes; None if it is a vector."""
     if tensor.dim() < 2 or not tensor.numel():
         return None
     x = tensor
@@ -219,7 +219,7 @@ def as_matrix(tensor: Tensor, flatten: bool = True, channel_first: bool = True) 
 
 
 def from_matrix(matrix: Tensor, like: Tensor, flatten: bool = True, channel_first: bool = True) -> Tensor:
-    """What `as_matrix` made of a tensor, in the tensor's shape."""
+    """Return a result for `as_matrix` in the tensor's shape."""
     if like.dim() == 2 or flatten or not channel_first:
         return matrix.reshape(like.shape)
     return matrix.movedim((-2, -1), (0, 1)).contiguous()

@@ -1,7 +1,7 @@
 """Adaptive links that find their own step size.
 
 * Prodigy: Adam that estimates its step size.
-* D-Adaptation: Adam that learns its step size.
+* D-Adaptation: Adam that estimates its step size by a lower bound.
 * Heavy ball with step size and momentum from the loss and its optimum.
 """
 
@@ -94,7 +94,7 @@ class Prodigy(BufferTransform, DecayingLink):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["start"] = param.clone()
-        tensor = work(tensor)  # the square of a small estimate is nothing in half precision
+        tensor = work(tensor)  # the square of a small estimate underflows in half precision
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
@@ -122,8 +122,8 @@ class Prodigy(BufferTransform, DecayingLink):
             lists = [[states[i][key] for i in places] for key in ("exp_avg", "exp_avg_sq", "s", "start")]
             numbers = (row["beta1"], row["beta2"], beta3)
             factors = (d * (1 - row["beta1"]), d * d * (1 - row["beta2"]), scale * d * d * (1 - beta3))
-            found = _learn([tensors[i] for i in places], *lists, [away[i] for i in places], *numbers, *factors)
-            for i, tensor in zip(places, found, strict=True):
+            differences = _learn([tensors[i] for i in places], *lists, [away[i] for i in places], *numbers, *factors)
+            for i, tensor in zip(places, differences, strict=True):
                 away[i] = tensor if alike else tensor * scale
         r = beta3 * memory.get("r", 0.0) + (1 - beta3) * (gamma if alike else 1.0) * d * d * dot(tensors, away)
         total = norm([state["s"] for state in states], 1)
@@ -153,7 +153,7 @@ class Prodigy(BufferTransform, DecayingLink):
 
 
 def _find_alike(settings: SettingsList, others: Sequence[Any]) -> list[list[int]]:
-    """The positions of parameters with equal settings and one more equal value, which share a pass."""
+    """Return the positions of parameters with equal settings and one more equal value, which share a pass."""
     groups: list[list[int]] = []
     for i, setting in enumerate(settings):
         for places in groups:
@@ -181,7 +181,7 @@ def _learn_pointwise(
     take2: Any,
     take3: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both moments and the weighted sum of updates after one more, and where the parameter came from."""
+    """Return both moments and the weighted sum of updates after one more, and the distance from the start."""
     return m * beta1 + g * take1, v * beta2 + g * g * take2, s * beta3 + g * take3, start - p
 
 
@@ -198,7 +198,7 @@ def _can_fuse(tensors: Tensors) -> bool:
 
 
 def _learn(g: Tensors, m: Tensors, v: Tensors, s: Tensors, start: Tensors, p: Tensors, *numbers: Any) -> list[Tensor]:
-    """`_learn_pointwise` over lists, in one pass for real tensors; returns the differences to the start."""
+    """Run `_learn_pointwise` over lists, in one pass for real tensors; return the differences to the start."""
     if _can_fuse(g):
         return list(_learn_fused(g, m, v, s, start, p, *numbers)[-1])
     beta1, beta2, beta3, take1, take2, take3 = numbers
@@ -210,7 +210,7 @@ def _learn(g: Tensors, m: Tensors, v: Tensors, s: Tensors, start: Tensors, p: Te
 
 
 def _step(m: Tensors, v: Tensors, p: Tensors, *numbers: Any) -> list[Tensor]:
-    """`_step_pointwise` over lists, in one pass for real tensors."""
+    """Run `_step_pointwise` over lists, in one pass for real tensors."""
     if _can_fuse(m):
         return list(_step_fused(m, v, p, *numbers))
     return [_step_pointwise(*row, *numbers) for row in zip(m, v, map(work, p), strict=True)]
@@ -267,7 +267,7 @@ class DAdaptAdam(ListTransform):
     gamma: Setting = 1.0
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision
+        tensor = work(tensor)  # products with a small bound underflow in half precision
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
@@ -289,8 +289,8 @@ class DAdaptAdam(ListTransform):
             state["s"].mul_(rho).add_(tensor * (size * (1 - rho)))
             total = total + read(state["s"].abs().sum(dtype=torch.float64))
         memory["r"] = rho * memory.get("r", 0.0) + (1 - rho) * gained
-        found = divide(memory["r"], (1 - rho) * total, 0.0)
-        memory["d"] = larger(d, smaller(found, d * setting["growth_rate"]))
+        estimate = divide(memory["r"], (1 - rho) * total, 0.0)
+        memory["d"] = larger(d, smaller(estimate, d * setting["growth_rate"]))
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         out = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + setting["eps"])
@@ -331,7 +331,7 @@ class AdaptiveHeavyBall(VectorLink):
     f_star: float = 0.0
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Step size and momentum from this point and the last."""
+        """Compute step size and momentum from this point and the last."""
         x, u = flat(objective.params), gather_update(objective)
         gap = read(objective.get_loss(backward=True).double()) - setting["f_star"]
         square = read(torch.dot(u, u))
@@ -344,11 +344,11 @@ class AdaptiveHeavyBall(VectorLink):
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Along the update, and on along the last step."""
+        """Return the scaled update plus a multiple of the last step."""
         out: Tensor = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
         return out
 
     def reset_for_online(self) -> None:
-        """Forgets the last point."""
+        """Clear the last point."""
         super().reset_for_online()
         self.state.clear()

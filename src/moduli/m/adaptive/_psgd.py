@@ -17,7 +17,7 @@ Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 
 class _PSGDFit(DeclaredLink):
-    """What all links of the family have in common: how the preconditioner is fitted."""
+    """The base of all links of the family: the settings of the preconditioner's fit."""
 
     ranges: ClassVar[Ranges] = {
         check.at_least_one: ("max_dim", "rank"),
@@ -38,7 +38,7 @@ class _PSGDFit(DeclaredLink):
 
 
 class _PSGDWhiten(_PSGDFit, BufferTransform):
-    """What the two have in common."""
+    """The base of the two links that whiten the update."""
 
     counts = True
 
@@ -193,5 +193,5 @@ class PSGDLRAWhiten(_PSGDWhiten):
 
 
 def _vector(tensor: Tensor) -> Tensor:
-    """All numbers of a tensor as one real vector."""
+    """Return all elements of a tensor as one real vector."""
     return work(as_real(tensor)).reshape(-1)

@@ -1,6 +1,6 @@
 """Steps from the signs of updates.
 
-* Rprop: a step size for each weight, from signs alone; and the parts that it is made of.
+* Rprop: a step size for each weight, from signs alone; and its parts as links.
 * Lion: the sign of a momentum.
 """
 
@@ -41,7 +41,7 @@ class _SignSteps(BufferTransform):
 
     @staticmethod
     def _resize(tensor: Tensor, state: Any, setting: Any) -> Tensor:
-        """Adapts the sizes; returns how signs compare: above zero the same, below flipped, zero neither."""
+        """Adapt the sizes; return the product of signs: positive for the same, negative for flipped, zero for neither."""
         product: Tensor = tensor * state["previous"]
         size = state["size"]
         size = torch.where(
@@ -206,7 +206,7 @@ class BacktrackOnSignChange(BufferTransform):
         seen = cast(Tensor, grad) if setting["use_grad"] else tensor
         flipped = seen * state["previous"] < 0
         zero = torch.zeros_like(tensor)
-        # What was emitted before, where it is to be taken back; else what is emitted now.
+        # The last step if it is to be undone, otherwise this step.
         state["last"] = torch.where(flipped, -state["last"], tensor)
         state["flipped"] = torch.where(flipped, torch.ones_like(tensor), zero)
         state["previous"] = torch.where(flipped, zero, seen)
@@ -277,7 +277,7 @@ class Lion(BufferTransform):
         state["exp_avg"].lerp_(tensor, 1 - setting["beta2"])
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
-        # The mean has already moved; u - m_t = beta2 (u - m_{t-1}), so the old one need not be kept.
+        # The mean has already moved; u - m_t = beta2 (u - m_{t-1}), so the old one need not be stored.
         back = setting["beta1"] / setting["beta2"]
         mixed: Tensor = tensor - (tensor - state["exp_avg"]) * back
         return mixed.sign()

@@ -77,7 +77,7 @@ class SAM(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """The loss, and its gradient, at the worst point nearby."""
+        """Return the loss and its gradient at the worst point nearby."""
         closure(True)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
         present = [p.grad is not None for p in params]
@@ -88,11 +88,11 @@ class SAM(DeclaredLink, Reformulation):
         loss = closure(backward)
         if not backward:
             return loss, None
-        found = [
+        perturbed_grads = [
             (torch.zeros_like(p) if p.grad is None else p.grad.clone()) if here else None
             for p, here in zip(params, present, strict=True)
         ]
-        return loss, found  # type: ignore[return-value]
+        return loss, perturbed_grads  # type: ignore[return-value]
 
     def _shifts(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         settings = [self.settings[param] for param in params]
@@ -110,7 +110,7 @@ class SAM(DeclaredLink, Reformulation):
 
 
 def _norm(tensors: list[Tensor], q: float) -> Tensor:
-    """The q-norm of all tensors as one vector, over all processes where they hold pieces."""
+    """Return the q-norm of all tensors as one vector, over all processes for sharded parameters."""
     if q in (1, 2):
         return kernels.norm(tensors, q)
     return kernels.sum([tensor.abs().double() ** q for tensor in tensors]) ** (1 / q)
@@ -145,11 +145,11 @@ class ASAM(SAM):
 
 
 class _Perturbed(DeclaredLink, Transform):
-    """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""
+    """A base for parameters at points shifted along the momentum: stores the momentum, and the shifts before and now."""
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """The momentum, and where it moves the points to."""
-        kept: list[tuple[dict[str, Any], Any]] = []
+        """Update the momentum and the shifts."""
+        entries: list[tuple[dict[str, Any], Any]] = []
         for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
             if objective.present is not None and not objective.present[i]:
                 continue
@@ -157,11 +157,11 @@ class _Perturbed(DeclaredLink, Transform):
                 state["velocity"], state["shift"] = torch.zeros_like(u), torch.zeros_like(u)
             beta = setting["momentum"]
             state["velocity"].mul_(beta).add_(u, alpha=1 - beta if setting["lerp"] else 1.0)
-            kept.append((state, setting))
-        if not kept:
+            entries.append((state, setting))
+        if not entries:
             return
-        size = read(kernels.norm([as_real(state["velocity"]) for state, _ in kept]))
-        for state, setting in kept:
+        size = read(kernels.norm([as_real(state["velocity"]) for state, _ in entries]))
+        for state, setting in entries:
             state["before"] = state["shift"]
             state["shift"] = state["velocity"] * divide(setting["rho"], size, 0.0)
 
@@ -208,7 +208,7 @@ class MSAMMomentum(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Along the momentum, and to the next perturbed point."""
+        """Move along the momentum, to the next perturbed point."""
         out = list(objective.get_updates())
         for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
             if "before" in state:
@@ -254,7 +254,7 @@ class MSAM(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """What the links make of the update, and to the next perturbed point."""
+        """Apply the inner links, and move to the next perturbed point."""
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])
         objective.updates = [

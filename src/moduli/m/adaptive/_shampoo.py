@@ -41,7 +41,7 @@ class Shampoo(MatrixTransform):
         beta_debias: Correct for the covariances starting at zero, where they have a memory.
         init: What the covariances start at: "identity", or "zeros" as a limit of the paper's small multiple of it. From
             zero, directions that were never seen are left out or blown up: use it with `precond_freq=1` or a large `reg`.
-        inner: Links that transform the update before it is preconditioned, after its covariances were learnt.
+        inner: Links that transform the update before it is preconditioned, after its covariances were updated.
         batch: Axes of the parameter whose entries are matrices by themselves ("head"); the optimizer has to be given the axes of
             the model (see `optim.matrix_view`).
         matrix: Rows and columns of the matrices by their axes ("out in").
@@ -100,7 +100,7 @@ class Shampoo(MatrixTransform):
                 for matrix in zeros
             ]
             state["roots"] = []
-            # The product W W^H costs more than to multiply by W twice where the axis is long and roots are not used often.
+            # The product W W^H costs more than two multiplications by W if the axis is long and roots are used rarely.
             state["halves"] = [setting["precond_freq"] * tensor.numel() < shape[axis] ** 2 for axis in axes]
         else:
             state["squares"] = torch.zeros_like(x.abs())
@@ -122,7 +122,7 @@ class Shampoo(MatrixTransform):
             if exponent is None:
                 exponent = -1 / (2 * len(state["axes"]))
             scale = self._debias(state, setting)
-            # Contiguous, as a checkpoint brings them back: products round differently for other strides.
+            # Contiguous, as when loaded from a checkpoint: products round differently for other strides.
             state["roots"] = [
                 power(
                     total if scale == 1 else total * scale,
@@ -159,7 +159,7 @@ class Shampoo(MatrixTransform):
 
 
 def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
-    """Covariances and bases of a first update, which is returned in the shape that is rotated."""
+    """Return a first update in the shape that is rotated, and store its covariances and bases."""
     shape = merge_shape(update.shape, max_dim, merge_small)
     axes = [axis for axis, size in enumerate(shape) if size <= max_dim and update.numel()]
     if len(shape) == 1 and not precondition_1d:
@@ -169,19 +169,19 @@ def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bo
     state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
     # Eigenvectors are rows, which is how QR leaves them and how they are cheap to put in order. That of the largest
     # eigenvalue comes first, the order that orthogonal iteration keeps.
-    state["rows"] = [eigenvectors(found).flip(-1).mH.contiguous() for found in state["covariances"]]
+    state["rows"] = [eigenvectors(matrix).flip(-1).mH.contiguous() for matrix in state["covariances"]]
     return x
 
 
 @batch_by_itself
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """Eigenvectors that depend on the matrix alone, also where it is zero: there any basis would do, and rounding chose it."""
+    """Return eigenvectors that depend on the matrix alone, also in its null space, where rounding would choose them."""
     values, vectors = eigh(matrix)
     size = values.shape[-1]
     if not values.numel():
         return vectors
     below = values <= values[..., -1:] * (size * torch.finfo(values.dtype).eps)
-    # Of the space that was never seen, the basis in which a fixed ramp is diagonal.
+    # In the null space, use the basis in which a fixed ramp is diagonal.
     ramp = torch.linspace(1, 2, size, dtype=values.dtype, device=values.device)
     unseen = read(below.sum(-1).amax())
     if not isinstance(unseen, Tensor):
@@ -191,7 +191,7 @@ def eigenvectors(matrix: Tensor) -> Tensor:
             space = vectors[:, :unseen]
             vectors[:, :unseen] = space @ eigh(space.mH @ (ramp[:, None] * space))[1]
             return vectors
-    # The others keep their order behind it: their part is diagonal, with larger numbers.
+    # The other eigenvectors keep their order: their part is diagonal, with larger numbers.
     behind = torch.where(below, 0.0, 3 + torch.arange(size, dtype=values.dtype, device=values.device))
     both = below.unsqueeze(-1) & below.unsqueeze(-2)
     inside = torch.where(both, vectors.mH @ (ramp[:, None] * vectors), 0.0)
@@ -199,21 +199,21 @@ def eigenvectors(matrix: Tensor) -> Tensor:
 
 
 def learn(state: Any, update: Tensor, beta: float) -> None:
-    """One more update, in the shape that is rotated, for the covariances."""
+    """Add one more update, in the shape that is rotated, to the covariances."""
     for axis, total in zip(state["axes"], state["covariances"], strict=True):
         accumulate(total, update, axis, beta, 1 - beta)
 
 
 def follow(state: Any) -> list[Tensor]:
-    """One step of orthogonal iteration; returns, for each axis, the order its eigenvectors have moved to."""
+    """Make one step of orthogonal iteration; return, for each axis, the new order of its eigenvectors."""
     orders, found_rows = [], []
     for total, rows in zip(state["covariances"], state["rows"], strict=True):
         image = rows @ total
-        found = (image * rows.conj()).sum(1).real
-        order = found.argsort(descending=True)
+        rayleigh = (image * rows.conj()).sum(1).real
+        order = rayleigh.argsort(descending=True)
         # A multiple of the identity leaves the eigenvectors alone. It is above rounding, so that directions in which nothing
         # was ever seen stay where they are: without it the factor would make them out of the rounding of zeros.
-        above = found.sum() * torch.finfo(found.dtype).eps * 64
+        above = rayleigh.sum() * torch.finfo(rayleigh.dtype).eps * 64
         packed, tau = torch.geqrf(torch.add(image, above * rows).index_select(0, order).mH)
         # Contiguous, as a checkpoint brings it back: products round differently for other strides.
         found_rows.append(torch.linalg.householder_product(packed, tau).mH.contiguous())
@@ -223,7 +223,7 @@ def follow(state: Any) -> list[Tensor]:
 
 
 def matrices(state: Any) -> list[Tensor | None]:
-    """The basis of each axis of the shape that is rotated; None where an axis is left alone."""
+    """Return the basis of each axis of the shape that is rotated; None for an axis that is not rotated."""
     out: list[Tensor | None] = [None] * len(state["shape"])
     for axis, rows in zip(state["axes"], state["rows"], strict=True):
         out[axis] = rows.mH
@@ -301,15 +301,15 @@ class SOAP(MatrixTransform):
         super().collect(given)
         if given["inner"] is not None and (self.batch is not None or self.matrix is not None):
             raise ValueError("SOAP: inner= and batch= or matrix= do not go together; put the links before SOAP")
-        # To follow the basis costs two rotations, to be outside of it one at each step.
+        # Moments in the basis cost two rotations when it changes; moments outside of it cost one at each step.
         self.inside = given["precond_freq"] > 2 if self.proj_exp_avg is None else self.proj_exp_avg
 
     def find_view(self, param: Tensor) -> MatrixView | None:
-        """As for other links, but with links inside a parameter is what its shape says: they see whole updates."""
+        """Return the view of a parameter as matrices; with inner links None, since they get whole updates."""
         return None if "inner" in self.children else super().find_view(param)
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """The covariances see the update, the moments what the inner links make of it."""
+        """Add the update to the covariances, and the result of the inner links to the moments."""
         if "inner" not in self.children:
             super().update_states(objective, states, settings)
             return
@@ -326,7 +326,7 @@ class SOAP(MatrixTransform):
                 del state["inner"]
 
     def apply(self, objective: Objective) -> Objective:
-        """The step in the basis; the inner links have had their turn when the moments learnt."""
+        """Return the objective with the step in the basis; the inner links ran when the moments were updated."""
         return self.apply_states(objective, *self._lists(objective))
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -342,7 +342,7 @@ class SOAP(MatrixTransform):
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
 
     def find_follows(self, row: Mapping[str, Any]) -> Mapping[str, Follows]:
-        """Moments in a basis stay where they are, and the basis follows the parameter; it has to have all axes, or none."""
+        """Return the rules for labels: moments stay in their basis, and the basis follows the parameter, with all axes or none."""
         if not row.get("axes"):
             return {}
         whole = len(row["axes"]) == len(row["shape"])
@@ -355,7 +355,7 @@ class SOAP(MatrixTransform):
         }
 
     def _follow(self, state: Any) -> None:
-        """The basis makes its step; moments move to the new one."""
+        """Update the basis, and rotate the moments to the new one."""
         mean = multiply(state["exp_avg"], matrices(state)) if self.inside else None
         for axis, order in zip(state["axes"], follow(state), strict=True):
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
@@ -363,18 +363,18 @@ class SOAP(MatrixTransform):
             state["exp_avg"] = multiply(mean, matrices(state), adjoint=True)
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        made = state["step"] - 2  # steps before this one, without the one that made the basis
-        if made < 0:
+        steps = state["step"] - 2  # earlier steps, without the one that computed the basis
+        if steps < 0:
             return
         x = work(tensor).reshape(state["shape"])
-        # The basis that the last step's covariances ask for: a step is made in the basis from before it.
-        if state["axes"] and made > 0 and made % setting["precond_freq"] == 0:
+        # Update the basis by the covariances of the last step: a step uses the basis computed before it.
+        if state["axes"] and steps > 0 and steps % setting["precond_freq"] == 0:
             self._follow(state)
-        given = work(state["inner"]).reshape(state["shape"]) if "inner" in state else x
-        rotated = multiply(given, matrices(state), adjoint=True)
+        inner = work(state["inner"]).reshape(state["shape"]) if "inner" in state else x
+        rotated = multiply(inner, matrices(state), adjoint=True)
         beta1, beta2 = setting["beta1"], setting["beta2"]
-        # Not lerp_ and addcmul_, which fall apart into more operations for a stack of matrices.
-        state["exp_avg"].mul_(beta1).add_(rotated if self.inside else given, alpha=1 - beta1)
+        # Not lerp_ and addcmul_, which become several operations each for a stack of matrices.
+        state["exp_avg"].mul_(beta1).add_(rotated if self.inside else inner, alpha=1 - beta1)
         state["exp_avg_sq"].mul_(beta2).add_((rotated * rotated.conj()).real, alpha=1 - beta2)
         learn(state, x, setting["shampoo_beta"])
 

@@ -21,7 +21,7 @@ from .._measures import Axes, axes_of, check_axes, check_metric, choose, lengths
 
 
 class _NormLink(UpdateTransform):
-    """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
+    """The base of links that scale by a norm: of all parameters, of each tensor, or along axes."""
 
     members = "batched"
     differentiable = True
@@ -56,7 +56,7 @@ class _NormLink(UpdateTransform):
 
     @abstractmethod
     def factor(self, norm: Any, setting: Any) -> Any:
-        """What to multiply by, given the norm."""
+        """Return the factor for a norm."""
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if setting["dim"] == "global":
@@ -98,7 +98,7 @@ class ClipNorm(_NormLink):
     max_norm: Setting = field(kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
-        """At most 1; the small number in the denominator is torch's."""
+        """Return a factor of at most 1; the small number in the denominator is torch's."""
         scale = setting["max_norm"] / (norm + 1e-6)
         return choose(scale >= 1, 1.0, scale)
 
@@ -128,7 +128,7 @@ class Normalize(_NormLink):
     norm_value: Setting = field(default=1.0, kw_only=False)
 
     def factor(self, norm: Any, setting: Any) -> Any:
-        """1 where there is nothing to scale."""
+        """Return the factor for a norm; 1 for a norm of zero."""
         nothing = (norm == 0) * 1.0
         return setting["norm_value"] / (norm + nothing) * (1 - nothing) + nothing
 
@@ -256,12 +256,12 @@ class QKClip(Module):
         self.pairs, self.logits = pairs, logits
 
     def apply(self, objective: Objective) -> Objective:
-        """The update that leaves the scaled weights behind."""
-        found = list(self.logits())
-        if len(found) != len(self.pairs):
-            raise ValueError(f"QKClip: logits returned {len(found)} tensors for {len(self.pairs)} attention layers")
+        """Return the objective with the update that leads to the scaled weights."""
+        logits = list(self.logits())
+        if len(logits) != len(self.pairs):
+            raise ValueError(f"QKClip: logits returned {len(logits)} tensors for {len(self.pairs)} attention layers")
         updates, where = list(objective.get_updates()), {id(p): i for i, p in enumerate(objective.params)}
-        for (query, key), largest in zip(self.pairs, found, strict=True):
+        for (query, key), largest in zip(self.pairs, logits, strict=True):
             setting = self.settings[query]
             gamma = (setting["tau"] / largest.detach().reshape(-1).clamp(min=setting["tau"])).to(query)
             for weight, power in ((query, setting["alpha"]), (key, 1 - setting["alpha"])):

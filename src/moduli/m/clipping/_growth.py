@@ -1,7 +1,7 @@
-"""Sizes of updates bounded by what they were before.
+"""Sizes of updates bounded by those of earlier ones.
 
-* Bounds on how fast updates may grow.
-* Norms and elements bounded by what updates were like so far.
+* Bounds on the growth of updates.
+* Norms and elements bounded by running means of earlier updates.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ClipNormByEMA(ListTransform):
         max_ema_growth: How much the norm of the mean may grow in a step, above 1; None: as it likes.
         init: The mean starts at zero (0), or at the first "update".
         min_norm: A norm of the mean below this may grow as one of this size.
-        inner: Links that transform the update before it is scaled, after the mean was learnt.
+        inner: Links that transform the update before it is scaled, after the mean was updated.
 
     Example:
         >>> import torch
@@ -236,7 +236,7 @@ class NormalizeByEMA(ClipNormByEMA):
         max_ema_growth: How much the norm of the mean may grow in a step, above 1; None: as it likes.
         init: The mean starts at zero (0), or at the first "update".
         min_norm: A norm of the mean below this may grow as one of this size.
-        inner: Links that transform the update before it is scaled, after the mean was learnt.
+        inner: Links that transform the update before it is scaled, after the mean was updated.
 
     Example:
         >>> import torch
@@ -257,7 +257,7 @@ class ClipValueByEMA(BufferTransform):
     Args:
         beta: Memory of the mean.
         init: The mean starts at zero (0), or at the first "update".
-        inner: Links that transform the update before it is clipped, after the mean was learnt.
+        inner: Links that transform the update before it is clipped, after the mean was updated.
         exp_avg_tfm: Links that transform a copy of the mean before it bounds the update.
 
     Example:

@@ -1,6 +1,6 @@
 """Gradients from values along coordinates.
 
-* What approximations of the gradient have in common.
+* The base of approximations of the gradient.
 * Finite differences: their formulas, and the gradient coordinate by coordinate.
 * Coordinate descent.
 """
@@ -19,7 +19,7 @@ from ...optim import ranges as check
 
 
 class GradApproximator(Reformulation):
-    """Replaces the gradient by one made from values of the loss; override `approximate`.
+    """Replaces the gradient by one computed from values of the loss; override `approximate`.
 
     The links that follow (or `modules`) see the loss with that gradient, wherever they evaluate it.
 
@@ -58,7 +58,7 @@ class GradApproximator(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, list[Tensor] | None]:
-        """The loss, and its approximate gradient where it is asked for."""
+        """Return the loss, and its approximate gradient if it is requested."""
 
         def value() -> Tensor:
             return closure(False)
@@ -117,7 +117,7 @@ class FDM(GradApproximator):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Two evaluations per coordinate, or as many as the formula has."""
+        """Return the gradient by two evaluations per coordinate, or as many as the formula has points, and the loss."""
         grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
         h, formula = float(setting["h"]), FORMULAS[setting["formula"]]
         if 0 in formula[0] and loss is None:
@@ -132,9 +132,9 @@ class FDM(GradApproximator):
 
                     def evaluate_at(k: int, own: Tensor = own, index: Any = index, start: Tensor = start) -> Tensor:
                         own[index] = start + k * h
-                        found = value()
+                        result = value()
                         own[index] = start
-                        return found
+                        return result
 
                     flat_out[i] = derivative(evaluate_at, formula, h, loss)
         return grads, loss
@@ -210,7 +210,7 @@ class CD(DeclaredLink):
         return place if place < count else 2 * count - 2 - place
 
     def _place(self, objective: Objective) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The parameter, and the index of the number in it, whose turn it is."""
+        """Return the parameter and the index in it of the next coordinate."""
         params = [param for param in objective.params if param.numel()]
         at = self._choose_index(sum(param.numel() for param in params))
         for param in params:
@@ -220,7 +220,7 @@ class CD(DeclaredLink):
         raise ValueError("CD has no parameters to move")
 
     def apply(self, objective: Objective) -> Objective:
-        """Looks along one coordinate."""
+        """Return the objective with a step along one coordinate."""
         for param in objective.params:
             if param.is_complex():
                 raise TypeError(f"CD takes real parameters, got {param.dtype}; optimize torch.view_as_real(w)")

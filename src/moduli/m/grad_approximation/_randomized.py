@@ -32,7 +32,7 @@ class _RandomDirections(DeclaredLink, GradApproximator):
         return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
 
     def pre_step(self, objective: Objective) -> None:
-        """Draws the directions of this step."""
+        """Draw the directions of this step."""
         params = objective.params
         setting = self.settings[params[0]]
         if setting["pre_generate"]:
@@ -41,7 +41,7 @@ class _RandomDirections(DeclaredLink, GradApproximator):
                 self.state[param]["directions"] = [draw[i] for draw in draws]
 
     def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        """The k-th direction."""
+        """Return the k-th direction."""
         if setting["pre_generate"] and "directions" in self.state[params[0]]:
             return [self.state[param]["directions"][k] for param in params]
         return self._draw(params, setting)
@@ -49,7 +49,7 @@ class _RandomDirections(DeclaredLink, GradApproximator):
     def difference(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any, formula: Formula
     ) -> tuple[list[Tensor], Tensor | None]:
-        """What `approximate` gives, with a formula for the derivatives."""
+        """Return the result of `approximate`, with a formula for the derivatives."""
         h, count = float(setting["h"]), int(setting["n_samples"])
         grads = [torch.zeros_like(param) for param in params]
         start = [param.detach().clone() for param in params]
@@ -112,7 +112,7 @@ class RandomizedFDM(_RandomDirections):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """As many evaluations as the formula has points, per direction."""
+        """Return the gradient by as many evaluations per direction as the formula has points, and the loss."""
         return self.difference(value, params, loss, setting, FORMULAS[setting["formula"]])
 
 
@@ -246,12 +246,12 @@ class SPSA1(RandomizedFDM):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """One evaluation per direction."""
+        """Return the gradient by one evaluation per direction."""
         return self.difference(value, params, loss, setting, ((1,), (1.0,)))
 
 
 class MeZO(RandomizedFDM):
-    r"""Randomised differences that keep a seed in place of the directions, and draw them again when needed.
+    r"""Randomised differences that store a seed in place of the directions, and draw them again when needed.
 
     Args:
         h: The length of the differences.
@@ -280,13 +280,13 @@ class MeZO(RandomizedFDM):
     pre_generate: bool = field(default=True, init=False)
 
     def pre_step(self, objective: Objective) -> None:
-        """Draws the seeds of this step."""
+        """Draw the seeds of this step."""
         generator = self.get_generator("cpu", self.seed)
         count = self.settings[objective.params[0]]["n_samples"]
         self.global_state["seeds"] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
 
     def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        """The k-th direction, drawn again from its seed."""
+        """Return the k-th direction, drawn again from its seed."""
         generator = torch.Generator(params[0].device).manual_seed(self.global_state["seeds"][k])
         return sample_like(params, setting["distribution"], generator=generator)
 
@@ -331,7 +331,7 @@ class ForwardGradient(_RandomDirections):
     modules: Chainable | None = None
 
     def attached(self, optimizer: Optimizer) -> None:
-        """Tangents of whole parameters do not reach a model whose parameters are in pieces."""
+        """Raise ChainError for sharded parameters: tangents of gathered parameters do not reach the model."""
         if optimizer.shards is not None and self.jvp_method == "autograd":
             raise ChainError(
                 "ForwardGradient gives parameters a tangent, which those in pieces (DTensor, FSDP) can't carry; use "
@@ -341,7 +341,7 @@ class ForwardGradient(_RandomDirections):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, list[Tensor] | None]:
-        """The loss, and its forward gradient where it is asked for."""
+        """Return the loss, and its forward gradient if it is requested."""
         if not backward or self.jvp_method != "autograd" or objective.evaluator is None:
             return super().closure(backward, closure, params, objective)
         setting = self.settings[params[0]]
@@ -352,14 +352,14 @@ class ForwardGradient(_RandomDirections):
             z = self.direction(params, k, setting)
             with forward.dual_level():
                 for param, v in zip(params, z, strict=True):
-                    # In place: the closure reads these very tensors.
+                    # In place: the closure reads the parameter tensors themselves.
                     param.copy_(forward.make_dual(param.detach().clone(), v))  # type: ignore[no-untyped-call]
                 value = objective._scalar(objective.evaluator.value())
-                found, tangent = forward.unpack_dual(value)  # type: ignore[no-untyped-call]
-                loss = found.detach().clone()
-                slope = torch.zeros_like(found) if tangent is None else tangent.detach().clone()
+                primal, tangent = forward.unpack_dual(value)  # type: ignore[no-untyped-call]
+                loss = primal.detach().clone()
+                slope = torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
             if objective.reduce is not None:  # the derivative of the loss of all processes
-                loss, slope = objective.reduce(found.detach()), objective.reduce(slope)
+                loss, slope = objective.reduce(primal.detach()), objective.reduce(slope)
             for grad, v in zip(grads, z, strict=True):
                 grad.add_(v * (slope / count).to(v.dtype))
         return loss, grads
@@ -367,6 +367,6 @@ class ForwardGradient(_RandomDirections):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """The same by differences."""
+        """Return the gradient and the loss by differences."""
         formula = FORMULAS["forward" if self.jvp_method == "fd_forward" else "central"]
         return self.difference(value, params, loss, setting, formula)

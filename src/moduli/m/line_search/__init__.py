@@ -1,6 +1,6 @@
-"""Line searches: how far to go along the update.
+"""Line searches: the length of a step along the update.
 
-A line search multiplies the update by a length that it finds by evaluating the closure elsewhere. It follows the link
+A line search multiplies the update by a length that it finds by evaluating the closure at trial points. It follows the link
 that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 """
 

@@ -17,7 +17,7 @@ Shortening = Generator[float, tuple[float, float], tuple[float | None, int, floa
 
 
 def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: float) -> bool:
-    """Whether the value f at the length a is good enough."""
+    """Return whether the value f at the length a satisfies the condition."""
     if condition == "decrease":
         return f < loss
     sufficient = f <= loss + c * a * slope
@@ -25,7 +25,7 @@ def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: fl
 
 
 def shorten(a: Any, loss: float, slope: float, settings: Any) -> Shortening:
-    """The first length that is accepted, else the one of the lowest value if it is below; refusals; the next length."""
+    """Yield trial lengths; return the first accepted one, or that of the lowest value, with the refusals and the next length."""
     lowest, best = math.inf, None
     for tries in range(settings["maxiter"]):
         f, _ = yield a
@@ -75,17 +75,17 @@ class Backtracking(LineSearchBase):
     adaptive: bool = True
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Shortens until the condition holds."""
+        """Shorten the step until the condition holds, and return its length."""
         scale = memory.get("scale", 1.0) if settings["adaptive"] else 1.0
-        found, _, _ = yield from shorten(settings["init"] * scale, loss, slope, settings)
+        length, _, _ = yield from shorten(settings["init"] * scale, loss, slope, settings)
         memory["scale"] = 1.0
-        if found is None and scale > 1e-100:
+        if length is None and scale > 1e-100:
             memory["scale"] = scale * settings["beta"] ** settings["maxiter"]
-        return found
+        return length
 
 
 class AdaptiveBacktracking(LineSearchBase):
-    r"""Backtracking whose first length is learnt: set so that the last accepted length is found after a few trials.
+    r"""Backtracking with an adaptive first length: the last accepted length is then found after a few trials.
 
     Where the first trial succeeds, the next search starts `nplus` times as far for each trial aimed at, so that the
     length grows again.
@@ -126,18 +126,18 @@ class AdaptiveBacktracking(LineSearchBase):
     scale_beta: Setting = 0.0
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Shortens until the condition holds, and learns where to start next time."""
+        """Shorten the step until the condition holds, and adapt the first length of the next search."""
         first = float(memory.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
-        found, tries, last = yield from shorten(first, loss, slope, settings)
-        if found is None:
+        length, tries, last = yield from shorten(first, loss, slope, settings)
+        if length is None:
             memory["first"] = last if last > 1e-100 else float(settings["init"])
             return None
-        wanted = found * settings["nplus"] ** target if tries == 0 else found / beta**target
+        wanted = length * settings["nplus"] ** target if tries == 0 else length / beta**target
         keep = settings["scale_beta"]
         wanted = keep * first + (1 - keep) * wanted
         memory["first"] = wanted if math.isfinite(wanted) and wanted < 1e100 else float(settings["init"])
-        return found
+        return length
 
 
 class AdaptiveBisection(LineSearchBase):
@@ -170,7 +170,7 @@ class AdaptiveBisection(LineSearchBase):
     adaptive: bool = True
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Goes up or down from the last length while the value falls."""
+        """Lengthen or shorten the last step while the value falls, and return its length."""
         a = float(self.global_state.get("last", settings["init"]) if settings["adaptive"] else settings["init"])
         f = line.value(a)
         factor = float(settings["nplus"] if f < loss else settings["nminus"])
@@ -235,15 +235,15 @@ class ScipyMinimizeScalar(LineSearchBase):
         self.tol, self.prev_init, self.options = tol, prev_init, dict(options or {})
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Asks SciPy."""
+        """Return the length found by SciPy."""
         try:
             from scipy.optimize import minimize_scalar
         except ImportError:
             raise ImportError("ScipyMinimizeScalar needs SciPy: pip install scipy, or use m.StrongWolfe()") from None
 
         def value(a: float) -> float:
-            found = line.value(float(a))
-            return found if math.isfinite(found) else 1e300 if found > 0 else -1e300
+            result = line.value(float(a))
+            return result if math.isfinite(result) else 1e300 if result > 0 else -1e300
 
         method = self.method or ("bounded" if self.bounds is not None else "brent")
         more: dict[str, Any] = {"options": dict(self.options)}

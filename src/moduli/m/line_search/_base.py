@@ -1,7 +1,7 @@
-"""What line searches have in common: the base of all, one line, and the lines of all members.
+"""The base of line searches: evaluation along one line, and along the lines of all members.
 
-* The objective along a line: what every line search evaluates.
-* A line search for each member of a population: each chooses lengths of its own, all are evaluated together.
+* The objective along a line, which every line search evaluates.
+* A line search for each member of a population: each chooses its lengths, all are evaluated together.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Trials = Generator[float, tuple[float, float], float | None]
 
 
 def run_trials(trials: Trials, evaluate: Callable[[float], tuple[float, float]]) -> float | None:
-    """What a search finds, its trials evaluated one by one."""
+    """Return the result of a search whose trials are evaluated one by one."""
     try:
         a = next(trials)
         while True:
             a = trials.send(evaluate(a))
     except StopIteration as end:
-        found: float | None = end.value
-        return found
+        length: float | None = end.value
+        return length
 
 
 class Line:
-    """phi(a) = f(x - a u) and its slope, with every trial remembered, so that the accepted one can be handed on.
+    """phi(a) = f(x - a u) and its slope, with every trial stored, so that the accepted one can be reused.
 
     Args:
         objective: The objective, with its parameters at x.
@@ -46,12 +46,12 @@ class Line:
         self.objective = objective
         self.params = params = objective.params
         self.held = [param.grad for param in params]
-        # Where the closure stays the same, a gradient at a trial point is the next step's, if the point is accepted.
+        # With a fixed closure, the gradient at an accepted trial point is that of the next step.
         self.carries = objective.evaluator is not None and objective.evaluator.fixed
-        # Links that differentiate twice evaluate the next point again, so for them a value alone is enough.
+        # Links that differentiate twice evaluate the next point again, so they need values only.
         self.eager = self.carries and not keeps_graph(objective.needs)
         self.last = last and objective._graph is None
-        # Parameters go back to where the graph was recorded, which then is still right: autograd need not notice trials.
+        # Parameters are restored to the values for which the graph was recorded, so their versions need not change.
         self.unnoticed = objective._graph is not None
         if objective.present is not None:
             update = mask_absent(update, objective.present)
@@ -66,7 +66,7 @@ class Line:
         self._lay_out(update)
 
     def _lay_out(self, update: list[Tensor]) -> None:
-        """Remember x and u as they are calculated with."""
+        """Store x and u in the form used for arithmetic."""
         params = self.params
         # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
         self.numpy = is_plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
@@ -81,11 +81,11 @@ class Line:
             self.mixed = self.x.dtype is not u.dtype or any(param.dtype is not self.x.dtype for param in params)
 
     def pieces(self, vector: Any) -> list[Tensor]:
-        """A vector as tensors like the parameters."""
+        """Return a vector as tensors like the parameters."""
         return tensors_of(vector, self.params) if self.numpy else unflat(vector, self.params)
 
     def along(self, tensors: list[Tensor]) -> float:
-        """The inner product of a gradient with the update, over all processes where they hold pieces."""
+        """Return the inner product of a gradient with the update, over all processes for sharded parameters."""
         if kernels.over_processes() is not None:
             return dot(tensors, self.pieces(self.u))
         if self.numpy:
@@ -116,7 +116,7 @@ class Line:
         return f
 
     def value(self, a: float) -> float:
-        """f(x - a u); infinite where it is not a number."""
+        """Return f(x - a u); infinity for NaN."""
         if self.eager:
             return self.slope(a)[0]
         scaled, point = self._place(a)
@@ -126,7 +126,7 @@ class Line:
         return f
 
     def slope(self, a: float) -> tuple[float, float]:
-        """f(x - a u), and its derivative by a."""
+        """Return f(x - a u), and its derivative by a."""
         scaled, point = self._place(a)
         loss, grads = self.objective.get_loss_grads(at_x0=False)
         if loss is None:
@@ -137,15 +137,15 @@ class Line:
         return f, slope if math.isfinite(slope) else math.inf
 
     def finish(self, a: float | None) -> Objective:
-        """The objective with the update that leads to x - a u (to x itself for None); parameters go back to x.
+        """Return the objective with the update that leads to x - a u (to x itself for None), and restore the parameters.
 
-        Where nothing follows they stay at the accepted point instead, as going back and moving again would end there.
+        If no link follows, the parameters stay at the accepted point instead, which gives the same result.
         """
         objective = self.objective
-        found = None if a is None or a == 0.0 else self.points.get(a)
-        if found is not None and self.last and not objective.post_step_hooks:
+        trial = None if a is None or a == 0.0 else self.points.get(a)
+        if trial is not None and self.last and not objective.post_step_hooks:
             if self.at != a:
-                self._write(found[2])
+                self._write(trial[2])
             objective.skip_update = True
         else:
             self._write(self.start)
@@ -153,10 +153,10 @@ class Line:
             param.grad = grad
         if a is None or a == 0.0:
             objective.updates = [torch.zeros_like(param) for param in self.params]
-        elif found is None:
+        elif trial is None:
             objective.updates = self.pieces(self.u * a)
         else:
-            _, scaled, point, loss, grads = found
+            _, scaled, point, loss, grads = trial
             if not objective.skip_update:
                 objective.updates = self.pieces(scaled)
             if grads is not None and self.carries:
@@ -168,17 +168,17 @@ def search_members(
     objective: Objective,
     trials: Callable[[float, float, Any, dict[str, Any]], Trials],
     setting: Any,
-    known: dict[str, Any],
+    remembered: dict[str, Any],
     slopes: bool,
 ) -> Objective:
-    """What a search by trials does to one model, to each member.
+    """Run a search by trials for each member of a population; return the objective with each member's step.
 
     Args:
         objective: The objective of a population.
         trials: The search of one member, as `LineSearchBase.trials`.
         setting: The settings of the link: numbers, or one for each member.
-        known: Where each member's memory is kept, stacked.
-        slopes: Whether the search looks at slopes.
+        remembered: The stacked search states of all members.
+        slopes: Whether the search needs slopes.
     """
     losses, grads = objective.get_loss_grads()
     if losses is None:
@@ -186,23 +186,23 @@ def search_members(
     x, g = flat_members(objective.params), flat_members(mask_absent(grads, objective.present))
     u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
     rows = can.nonzero()[:, 0].tolist()
-    # Numbers come and go as lists: an operation for each member would make a step cost what the loop over models costs.
-    memories, settings = _part(known, len(x)), _part_settings(setting, len(x))
+    # Scalars are passed as lists: an operation for each member would cost as much as a loop over models.
+    memories, settings = _part(remembered, len(x)), _part_settings(setting, len(x))
     starts, falls = losses.tolist(), slope.tolist()
     searches = {i: trials(starts[i], falls[i], settings[i], memories[i]) for i in rows}
     reach = [0.0] * len(x)
     for i, search in searches.items():
         reach[i] = next(search)
     fixed = objective.evaluator is not None and objective.evaluator.fixed
-    # As for one model: gradients at trial points are those of the next step, if the point is accepted.
+    # As for one model: the gradient at an accepted trial point is that of the next step.
     carries = fixed and objective.blocks is None
     gradients = slopes or (carries and not keeps_graph(objective.needs))
-    turns: list[tuple[Tensor, Tensor]] = []  # values and gradients of all members, at each turn
-    seen: list[dict[float, int]] = [{} for _ in reach]  # the turn at which a member was at a length
-    found = [0.0] * len(x)
+    turns: list[tuple[Tensor, Tensor]] = []  # values and gradients of all members, at each round
+    seen: list[dict[float, int]] = [{} for _ in reach]  # the round at which a member was at a length
+    lengths = [0.0] * len(x)
     with objective.moved():
         while searches:
-            # Members that are done stay where they were evaluated last.
+            # Members that are done stay at their last trial point.
             _place(objective, x - u * _as_column(reach, u))
             f, along, there = _evaluate(objective, u, gradients)
             values = f.tolist()
@@ -215,13 +215,13 @@ def search_members(
                     reach[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
                 except StopIteration as end:
                     del searches[i]
-                    found[i] = 0.0 if end.value is None else end.value
-    _remember(known, memories)
-    length = _as_column(found, u)
+                    lengths[i] = 0.0 if end.value is None else end.value
+    _remember(remembered, memories)
+    length = _as_column(lengths, u)
     step = torch.where(length > 0, u * length, 0.0)
     objective.updates = unflat(step, objective.params)
     if carries and gradients:
-        chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(found)]
+        chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(lengths)]
         loss, grad = losses, g
         for turn, (f, there) in enumerate(turns):
             if turn in chosen:
@@ -246,35 +246,35 @@ def _place(objective: Objective, rows: Tensor) -> None:
 
 
 def _evaluate(objective: Objective, u: Tensor, gradients: bool) -> tuple[Tensor, list[float], Tensor | None]:
-    """Losses, slopes along the update, and gradients at where the members are."""
+    """Return losses, slopes along the update, and gradients at the current members."""
     if not gradients:
         f = objective.get_loss(backward=False, at_x0=False)
         return f, [0.0] * len(u), None
-    found, grads = objective.get_loss_grads(at_x0=False)
-    if found is None:
+    losses, grads = objective.get_loss_grads(at_x0=False)
+    if losses is None:
         raise RuntimeError("the closure returned no loss")
     there = flat_members(grads)
-    return found, (-(there * u).sum(1)).tolist(), there
+    return losses, (-(there * u).sum(1)).tolist(), there
 
 
 def _turn_downhill(g: Tensor, u: Tensor, plus_minus: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The update (or the gradient at its length, where it points uphill), the slope, and whether there is one."""
+    """Return the update (or the gradient with its length, if it points uphill), the slope, and whether there is a direction."""
     slope = -(g * u).sum(1).double()
     if plus_minus:
         up = slope > 0
         u, slope = torch.where(up[:, None], -u, u), torch.where(up, -slope, slope)
     down = (slope < 0) & slope.isfinite()
     size, length = (g * g).sum(1).double(), (u * u).sum(1).double()
-    known = length.isfinite() & (length > 0)
-    ratio = torch.where(known, (length / size).sqrt(), size.rsqrt())
+    valid = length.isfinite() & (length > 0)
+    ratio = torch.where(valid, (length / size).sqrt(), size.rsqrt())
     can = down | ((size > 0) & size.isfinite())
     u = torch.where(down[:, None], u, g * ratio.to(g)[:, None])
-    # What has no direction must not make a point that is not a number.
+    # Without a direction the point must not become NaN.
     return torch.where(can[:, None], u, torch.zeros_like(u)), torch.where(down, slope, -size * ratio), can
 
 
 def _part_settings(setting: Any, members: int) -> list[dict[str, Any]]:
-    """The settings of each member."""
+    """Return the settings of each member."""
     lists = {
         key: value.tolist() if isinstance(value, Tensor) and value.dim() == 1 else [value] * members
         for key, value in setting.items()
@@ -282,10 +282,10 @@ def _part_settings(setting: Any, members: int) -> list[dict[str, Any]]:
     return [{key: values[i] for key, values in lists.items()} for i in range(members)]
 
 
-def _part(known: dict[str, Any], members: int) -> list[dict[str, Any]]:
-    """What each member remembers of its searches; zeros are nothing."""
+def _part(stored: dict[str, Any], members: int) -> list[dict[str, Any]]:
+    """Return the search state of each member; zeros stand for none."""
     out: list[dict[str, Any]] = [{} for _ in range(members)]
-    for key, rows in known.items():
+    for key, rows in stored.items():
         for memory, row in zip(out, rows.tolist() if isinstance(rows, Tensor) else (), strict=False):
             if isinstance(row, list) and any(row):
                 memory[key] = tuple(row)
@@ -294,12 +294,12 @@ def _part(known: dict[str, Any], members: int) -> list[dict[str, Any]]:
     return out
 
 
-def _remember(known: dict[str, Any], memories: list[dict[str, Any]]) -> None:
-    """Stack what all members remember, zeros for nothing."""
+def _remember(states: dict[str, Any], memories: list[dict[str, Any]]) -> None:
+    """Store the stacked search states of all members, zeros for none."""
     for key, value in {key: value for memory in memories for key, value in memory.items()}.items():
         nothing = (0.0,) * len(value) if isinstance(value, tuple) else 0.0
         rows = [memory.get(key, nothing) for memory in memories]
-        known[key] = torch.tensor(rows, dtype=torch.float64)
+        states[key] = torch.tensor(rows, dtype=torch.float64)
 
 
 class LineSearchBase(DeclaredLink):
@@ -373,13 +373,13 @@ class LineSearchBase(DeclaredLink):
         raise NotImplementedError(f"{type(self).__name__} defines neither search nor trials")
 
     def apply(self, objective: Objective) -> Objective:
-        """Multiplies the update by the step length that was found; that of each member for a population."""
+        """Multiply the update by the length that the search returns; by that of each member for a population."""
         if objective.members is not None:
             setting = self.settings[objective.params[0]]
             return search_members(objective, self.trials, setting, self.global_state, self.uses_slopes)
-        found, grads = objective.get_loss_grads()
-        if found is None:
-            found = objective.get_loss(backward=True)
+        loss, grads = objective.get_loss_grads()
+        if loss is None:
+            loss = objective.get_loss(backward=True)
         settings = self.settings[objective.params[0]]
         last = objective.tail is self
         line = Line(objective, objective.peek_updates(), last)
@@ -395,4 +395,4 @@ class LineSearchBase(DeclaredLink):
             ratio = math.sqrt(length / size) if math.isfinite(length) and length > 0 else 1 / math.sqrt(size)
             line = Line(objective, [grad * ratio for grad in grads], last)
             slope = -size * ratio
-        return line.finish(self.search(line, found.item(), slope, settings))
+        return line.finish(self.search(line, loss.item(), slope, settings))

@@ -19,7 +19,7 @@ Trial = tuple[float, float, float]
 
 
 def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
-    """What the minimiser of the cubic through two points with slopes is made of: theta and gamma, with a given sign."""
+    """Return the numbers that determine the minimiser of the cubic through two points with slopes: theta, and gamma with a sign."""
     (a, fa, da), (b, fb, db) = p, q
     theta = 3 * (fa - fb) / (b - a) + da + db
     scale = max(abs(theta), abs(da), abs(db))
@@ -28,17 +28,17 @@ def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
 
 
 def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
-    """The next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
+    """Return the next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
     (al, fl, gl), (at, ft, gt) = low, new
     toward = at - al
     if ft > fl:
-        # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the cheap end.
+        # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the lower end.
         theta, gamma = _cubic(low, new, toward)
         cubic = al + ((gamma - gl) + theta) / (((gamma - gl) + gamma) + gt) * toward
         quadratic = al + gl / ((fl - ft) / toward + gl) / 2 * toward
         return cubic if abs(cubic - al) < abs(quadratic - al) else cubic + (quadratic - cubic) / 2
     if gt * math.copysign(1.0, gl) < 0:
-        # Case 2: lower, and the slopes point at each other: whichever of cubic and secant is farther from the new point.
+        # Case 2: lower, with slopes of opposite signs: the minimiser of cubic or secant that is farther from the new point.
         theta, gamma = _cubic(low, new, -toward)
         cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
         secant = at + gt / (gt - gl) * -toward
@@ -63,7 +63,7 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
 
 
 def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
-    """The new interval: its lowest end, its other end, and whether it is now known to hold a minimiser."""
+    """Return the new interval: its lowest end, its other end, and whether it contains a minimiser."""
     if new[1] > low[1]:
         return low, new, True
     if new[2] * math.copysign(1.0, low[2]) < 0:
@@ -85,14 +85,14 @@ def _narrow_tilted(slope: float, *trials: Trial) -> tuple[Trial, Trial, bool]:
 
 
 def _find_limits(low: Trial, other: Trial, following: float, bracketed: bool) -> tuple[float, float]:
-    """Return between which lengths the one after the following may be."""
+    """Return the smallest and largest length of the trial after the next."""
     if bracketed:
         return min(low[0], other[0]), max(low[0], other[0])
     return following + 1.1 * (following - low[0]), following + 4 * (following - low[0])
 
 
 def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | None:
-    """The minimiser along the line where three numbers show that the function is a parabola there, and it is worth it.
+    """Return the minimiser along the line if three values show that the function is a parabola there, and it pays off.
 
     With exact steps quasi-Newton and conjugate directions end after n steps on a quadratic function (Nocedal and Wright,
     theorem 6.4), while steps that only meet Wolfe's conditions can take many times as long if it is badly conditioned.
@@ -104,6 +104,16 @@ def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | N
     off = abs(f - f0 - 0.5 * a * (d0 + d))
     visible = 1e-9 * size > 4e-16 * max(abs(f0), abs(f))
     return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
+
+
+def _try_exact(
+    exact: float, accepted: tuple[float, float, float], enough: float, lowest: float, best: float | None
+) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
+    """Try the minimum of a parabola; return it if it is better than the accepted point, otherwise that point."""
+    f, d = yield exact
+    if f <= enough and abs(d) < abs(accepted[2]):
+        return exact, True, min(lowest, f), exact if f < lowest else best
+    return accepted[0], True, lowest, best
 
 
 def more_thuente_trials(
@@ -153,7 +163,7 @@ def more_thuente_trials(
         if f == -math.inf:
             return a, False, lowest, best
         if not math.isfinite(f) or not math.isfinite(d):
-            # Outside of where the function is defined: nothing beyond is of use.
+            # Outside of the function's domain: no longer step is of use.
             ceiling = a
             a = low[0] + 0.1 * (a - low[0]) if not bracketed else 0.5 * (low[0] + a)
             upper = min(upper, ceiling)
@@ -164,17 +174,14 @@ def more_thuente_trials(
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
             exact = _parabola_minimum((0.0, loss, slope), new, parabola)
-            if exact is not None and exact <= most:
-                f, d = yield exact
-                if f <= loss + exact * demanded and abs(d) < abs(new[2]):
-                    return exact, True, min(lowest, f), exact if f < lowest else best
-            return a, True, lowest, best
-        if first_stage and f <= enough and d >= 0:
-            first_stage = False
+            if exact is None or exact > most:
+                return a, True, lowest, best
+            return (yield from _try_exact(exact, new, loss + exact * demanded, lowest, best))
+        first_stage = first_stage and not (f <= enough and d >= 0)
         ended = a == most and f <= enough and d <= demanded
         if ended or (bracketed and (a <= least or a >= upper or upper - least <= width * upper)):
             break
-        # As long as no point has satisfied the first condition with a rising slope, search on the function minus what the
+        # While no point has satisfied the first condition with a rising slope, search on the function minus the line that the
         # condition demands, which has its minimisers where both conditions hold.
         tilt = demanded if first_stage and f <= low[1] and f > enough else 0.0
         fallback = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
@@ -263,7 +270,7 @@ class StrongWolfe(LineSearchBase):
         super().collect(given)
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
-        """The first length to try."""
+        """Return the first length to try."""
         kind, start = settings["a_init"], float(settings["init_value"])
         last = memory.get("last")
         out = start
@@ -282,8 +289,8 @@ class StrongWolfe(LineSearchBase):
         return out * (memory.get("scale", 1.0) if settings["adaptive"] else 1.0)
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Looks for a length where both conditions hold."""
-        found, good, lowest, best = yield from more_thuente_trials(
+        """Search for a length where both conditions hold, and return it."""
+        length, good, lowest, best = yield from more_thuente_trials(
             loss,
             slope,
             self.choose_first_length(loss, slope, settings, memory),
@@ -295,16 +302,16 @@ class StrongWolfe(LineSearchBase):
             parabola=settings["parabola"],
         )
         if not good:
-            found = best if lowest == -math.inf or (settings["fallback"] and lowest < loss) else None
-        if found is None:
+            length = best if lowest == -math.inf or (settings["fallback"] and lowest < loss) else None
+        if length is None:
             scale = memory.get("scale", 1.0)
             memory["scale"] = scale / 2 if scale > 1e-30 else 1.0
             return None
         memory["scale"] = 1.0
-        memory["last"] = (found, slope, loss)
-        return found
+        memory["last"] = (length, slope, loss)
+        return length
 
     def reset_for_online(self) -> None:
-        """Forgets the last step length."""
+        """Clear the last step length."""
         super().reset_for_online()
         self.global_state.pop("last", None)

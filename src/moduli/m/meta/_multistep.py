@@ -1,10 +1,10 @@
-"""Links that decide which links step, how often, and what is kept.
+"""Links that decide which links step, how often, and what is stored.
 
 * Several inner steps as one.
-* Links that take turns.
+* Chains that alternate.
 * Gradients of several small batches as one.
 * Difference-based methods on minibatches.
-* Remembering the best point.
+* A copy of the best point.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sequential(Module):
         self.set_children_sequence(modules)
 
     def apply(self, objective: Objective) -> Objective:
-        """Make the inner steps and emit the displacement."""
+        """Make the inner steps and return the objective with their displacement."""
         chains = self.get_children_sequence()
         first = True
         with objective.moved() as start:
@@ -116,7 +116,7 @@ class NegateOnLossIncrease(Module):
         super().__init__({"backtrack": backtrack})
 
     def apply(self, objective: Objective) -> Objective:
-        """Evaluate where the update leads."""
+        """Evaluate the point that the update leads to, and negate the update if the loss is larger there."""
         here = objective.get_loss(backward=True)
         updates = objective.get_updates()
         with objective.moved() as start, torch.no_grad():
@@ -178,17 +178,17 @@ class Alternate(Module):
         return chains[-1]
 
     def update(self, objective: Objective) -> None:
-        """The chain whose turn it is learns."""
+        """Let the current chain learn."""
         self._turn().update(objective)
 
     def apply(self, objective: Objective) -> Objective:
-        """The chain whose turn it is transforms the update, and the turn passes on."""
+        """Transform the update by the current chain, and advance to the next."""
         chain = self._turn()
         self.global_state["steps"] = self.global_state.get("steps", 0) + 1
         return chain.apply(objective)
 
     def step(self, objective: Objective) -> Objective:
-        """The chain whose turn it is makes its step."""
+        """Make a step of the current chain."""
         chain = self._turn()
         out = run(objective, [chain])
         self.global_state["steps"] = self.global_state.get("steps", 0) + 1
@@ -260,7 +260,7 @@ class GradientAccumulation(Module):
                 total.add_(tensor)
 
     def apply(self, objective: Objective) -> Objective:
-        """Pass the sum on when it is complete; stop the chain otherwise."""
+        """Return the objective with the sum when it is complete; stop the chain otherwise."""
         count = self.global_state["count"]
         setting = self.settings[objective.params[0]]
         complete = count >= self.n
@@ -331,7 +331,7 @@ class Online(Module):
             value.copy_(param.detach())
 
     def apply(self, objective: Objective) -> Objective:
-        """What the links inside make of the update."""
+        """Transform the update by the inner links."""
         return self.children["module"].apply(objective)
 
 
@@ -361,7 +361,7 @@ class SaveBest(Module):
     members = True
 
     def update(self, objective: Objective) -> None:
-        """Compare with the best so far, for each member of a population by itself."""
+        """Compare the loss with the lowest so far, for each member of a population by itself."""
         loss = objective.get_loss(backward=True)
         fresh = any("best" not in self.state[param] for param in objective.params)
         best = self.global_state.get("best_loss", torch.full_like(loss, torch.inf))
@@ -372,13 +372,13 @@ class SaveBest(Module):
                 here, old = param.detach(), self.state[param].get("best")
                 row = better.reshape(-1, *([1] * (param.dim() - 1))) if better.dim() else better
                 self.state[param]["best"] = here.clone() if old is None else torch.where(row, here, old)
-        kept = self.get_state(objective.params, "best", init="param")
+        best_params = self.get_state(objective.params, "best", init="param")
         objective.attrs["best_loss"] = self.global_state.get("best_loss")
-        objective.attrs["best_params"] = kept
-        objective.attrs["load_best_params"] = partial(_load, list(objective.params), kept)
+        objective.attrs["best_params"] = best_params
+        objective.attrs["load_best_params"] = partial(_load, list(objective.params), best_params)
 
     def apply(self, objective: Objective) -> Objective:
-        """The update stays as it is."""
+        """Return the objective unmodified."""
         return objective
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, TensorTransform
 
-# Steps of the golden ratio and of its sibling for two dimensions: offsets that fill [0, 1) evenly along each axis.
+# Steps of the golden ratio and of its generalisation to two dimensions: offsets that fill [0, 1) evenly along each axis.
 _ALONG, _OVER = 0.6180339887498949, 0.7548776662466927
 _SMALLEST = 4096
 
 
 class Quantized(Module):
-    r"""Keeps what pointwise links remember in eight bits per number, in blocks with a scale of their own.
+    r"""Stores the state of pointwise links in eight bits per number, in blocks with separate scales.
 
     A state x of a block with largest magnitude s is kept as the whole number nearest to $127\,\operatorname{sign}(x)
     \sqrt[3]{|x|/s}$, or, where nothing is negative, $255\,\sqrt[4]{x/s}$: more levels near zero, where moments of most
@@ -61,7 +61,7 @@ class Quantized(Module):
         self.block = block
 
     def memory(self) -> int:
-        """Bytes of state that are kept between steps."""
+        """Return the bytes of state that are stored between steps."""
         rows = [row for param in list(self.state) for row in [self.state[param]]]
         return sum(value.nbytes for row in rows for value in row.values() if isinstance(value, Tensor))
 
@@ -69,7 +69,7 @@ class Quantized(Module):
         return [(path, link) for path, link in self.children["modules"].links() if isinstance(link, TensorTransform)]
 
     def step(self, objective: Objective) -> Objective:
-        """One parameter after the other: widen, step, narrow."""
+        """Widen the state, make the step and narrow the state, one parameter after the other."""
         updates = list(objective.get_updates())
         grads = objective.get_grads() if any(link.uses_grad for _, link in self._links()) else None
         for i, param in enumerate(objective.params):
@@ -89,11 +89,11 @@ class Quantized(Module):
         return objective
 
     def update(self, objective: Objective) -> None:
-        """The links learn from a copy of the update."""
+        """Let the links learn from a copy of the update."""
         self.step(objective.clone(clone_updates=True))
 
     def apply(self, objective: Objective) -> Objective:
-        """Refused: the links are one step, and what they learnt is narrowed between two."""
+        """Raise an error: the links run as one step, and their state is narrowed between two steps."""
         raise TypeError(
             "Quantized makes whole steps; a link that learns and applies at different times (a trust region, `Online`) "
             "can't drive it. Put the quantised links outside of it"
@@ -123,7 +123,7 @@ class Quantized(Module):
 
 
 def _narrow(value: Tensor, block: int, step: int) -> tuple[Tensor, Tensor]:
-    """Eight bits per number, and a scale per block."""
+    """Return eight bits per number, and a scale per block."""
     wide = value.reshape(-1).to(torch.promote_types(value.dtype, torch.float32))
     padded = torch.nn.functional.pad(wide, (0, -wide.numel() % block)).reshape(-1, block)
     scale = padded.abs().amax(1, keepdim=True)
@@ -131,19 +131,19 @@ def _narrow(value: Tensor, block: int, step: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(padded.numel(), device=value.device, dtype=torch.float64).reshape(padded.shape)
     offset = ((places * _ALONG + step * _OVER) % 1.0).to(wide.dtype)
     if bool((padded >= 0).all()):
-        # A second moment of zero would let a step be of any size: what is not zero stays above it.
+        # A second moment rounded to zero would make a step arbitrarily large: nonzero numbers stay above zero.
         levels = (part**0.25 * 255 + offset).floor().clamp(0, 255)
         levels = torch.where((levels == 0) & (part > 0), 1.0, levels)
-        kept = levels.to(torch.uint8)
+        codes = levels.to(torch.uint8)
     else:
-        kept = ((part ** (1 / 3) * 127 + offset).floor().clamp(0, 127) * padded.sign()).to(torch.int8)
-    return kept.reshape(-1)[: value.numel()].clone(), scale.squeeze(1)
+        codes = ((part ** (1 / 3) * 127 + offset).floor().clamp(0, 127) * padded.sign()).to(torch.int8)
+    return codes.reshape(-1)[: value.numel()].clone(), scale.squeeze(1)
 
 
-def _widen(kept: Tensor, scale: Tensor, like: Any, block: int) -> Tensor:
-    """The numbers that eight bits stand for."""
+def _widen(codes: Tensor, scale: Tensor, like: Any, block: int) -> Tensor:
+    """Return the numbers that eight-bit codes stand for."""
     shape, dtype = like
-    part = kept.to(scale.dtype) / (255 if kept.dtype is torch.uint8 else 127)
-    power = part**4 if kept.dtype is torch.uint8 else part**3
-    scales = scale.repeat_interleave(block)[: kept.numel()]
+    part = codes.to(scale.dtype) / (255 if codes.dtype is torch.uint8 else 127)
+    power = part**4 if codes.dtype is torch.uint8 else part**3
+    scales = scale.repeat_interleave(block)[: codes.numel()]
     return (power * scales).reshape(shape).to(getattr(torch, dtype))

@@ -71,7 +71,7 @@ class Split(Module):
             self.filter.check_names(names)
 
     def replace_params(self, replaced: Mapping[Tensor, Tensor]) -> None:
-        """Besides, put the new parameters into the branch of the old ones."""
+        """Also put the new parameters into the branch of the old ones."""
         super().replace_params(replaced)
         if isinstance(self.filter, list):
             self.filter = [replaced.get(tensor, tensor) for tensor in self.filter]
@@ -103,7 +103,7 @@ class Split(Module):
             return match_name(name, self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
-        # A filter is about a model's parameters: in a population it sees those of one member.
+        # A filter takes a model's parameters: in a population those of one member.
         seen = source if members is None else source.detach()[0]
         if self._arguments == 1:
             return bool(self.filter(seen))
@@ -114,18 +114,18 @@ class Split(Module):
         passed = [self._passes(param, objective) for param in objective.params]
         changed: dict[int, Tensor] = {}
         for key, wanted in (("true", True), ("false", False)):
-            indices = [i for i, found in enumerate(passed) if found is wanted]
+            indices = [i for i, passes in enumerate(passed) if passes is wanted]
             if key in self.children and indices:
                 part = _part(objective, indices)
                 self.children[key].check_shared(part.params)
                 others = [p for i, p in enumerate(objective.params) if passed[i] is not wanted]
-                # A step that is differentiated leaves no gradients anywhere.
+                # A differentiated step writes no gradients.
                 with _keep_gradients([] if objective.differentiable else others):
                     out = how(self.children[key], part)
                 if isinstance(out, Objective):
                     changed |= _take_part(objective, out, indices)
         if changed:
-            # What no branch changed is the gradient still, which links behind may not write into.
+            # Tensors that no branch changed are the gradient itself, which following links must not write into.
             before = objective.peek_updates()
             copies = objective.updates is None
             objective.updates = [
@@ -134,26 +134,26 @@ class Split(Module):
         return objective
 
     def update(self, objective: Objective) -> None:
-        """Each chain learns from its part."""
+        """Let each chain learn from its parameters."""
         self._run_branches(objective, lambda child, part: child.update(part))
 
     def apply(self, objective: Objective) -> Objective:
-        """Each chain transforms its part."""
+        """Transform each part of the update by its chain."""
         return self._run_branches(objective, lambda child, part: child.apply(part))
 
     def step(self, objective: Objective) -> Objective:
-        """Each chain makes its step on its part."""
-        # A chain knows which of its links are one pass; a link alone is one here.
+        """Make a step of each chain on its parameters."""
+        # A chain fuses its own links; a single link is fused here.
         return self._run_branches(
             objective, lambda child, part: run(part, [child], owner=None if isinstance(child, Chain) else child)
         )
 
 
 def _count_arguments(function: Callable[..., bool]) -> int:
-    """Whether a filter takes a tensor (1), or a tensor, its name and its owner (3)."""
+    """Return whether a filter takes a tensor (1), or a tensor, its name and its owner (3)."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # a builtin has no signature
         return 1
     plain = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(plain) not in (0, 1, 3):
@@ -165,7 +165,7 @@ def _count_arguments(function: Callable[..., bool]) -> int:
 
 @contextmanager
 def _keep_gradients(others: list[Tensor]) -> Iterator[None]:
-    """Evaluations of one part leave gradients at the other parameters too; theirs from the step's start are kept."""
+    """Restore the gradients of the other parameters, which evaluations of one part overwrite."""
     with Guard() as guard:
         guard.gradients(others)
         for param in others:
@@ -175,7 +175,7 @@ def _keep_gradients(others: list[Tensor]) -> Iterator[None]:
 
 
 def _part(objective: Objective, indices: list[int]) -> Objective:
-    """The objective over some of the parameters; the closure is the whole one."""
+    """Return the objective over some of the parameters; the closure is the whole one."""
     part = objective.clone(clone_updates=False, parent=objective)
     part.params = [objective.params[i] for i in indices]
     updates, grads = objective.get_updates() if objective.updates is not None else None, objective.grads
@@ -196,13 +196,13 @@ def _part(objective: Objective, indices: list[int]) -> Objective:
 
 
 def _take_part(objective: Objective, part: Objective, indices: list[int]) -> dict[int, Tensor]:
-    """Take the loss and the decisions of a part, and return its updates by their positions in the whole."""
+    """Store the loss and the decisions of a part, and return its updates by their positions in the whole."""
     if objective.loss is None:
         objective.loss = part.loss
     if part.should_terminate is not None:
         objective.should_terminate = bool(objective.should_terminate) or part.should_terminate
     updates = part.get_updates()
     if part.skip_update:
-        # The part's chain moved its parameters itself; nothing is left to subtract for them.
+        # The part's chain moved its parameters itself, so their update is zero.
         updates = list(map(torch.zeros_like, updates))
     return dict(zip(indices, updates, strict=True))

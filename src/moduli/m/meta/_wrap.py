@@ -51,21 +51,21 @@ class Wrap(Module):
         self.args = args
         self.kwargs = kwargs
         self.evaluates = _wants_closure(opt_fn)
-        self.decides_on_host = self.evaluates  # an optimizer that asks for values looks at them
+        self.decides_on_host = self.evaluates  # an optimizer that evaluates reads their values
         # By the names of their parameters: one, or one for each member of a population.
         self._inner: dict[tuple[str, ...], torch.optim.Optimizer] = {}
         self._loaded: dict[str, Any] | None = None
 
     def all_needs(self) -> frozenset[Need]:
-        """The gradient; evaluations too, where the foreign optimizer makes some."""
+        """Return the gradient, and evaluations if the foreign optimizer makes some."""
         return super().all_needs() | (frozenset({Need.LOSS, Need.CLOSURE}) if self.evaluates else frozenset())
 
     def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
-        """Foreign optimizers that evaluate (L-BFGS) have one group."""
+        """Raise ValueError for several groups if the foreign optimizer evaluates (L-BFGS), since it takes one."""
         super().check_shared(params, every or self.evaluates)
 
     def _optimizer(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """The foreign optimizer, over stand-ins: it never sees the parameters themselves, so nothing moves twice."""
+        """Return the foreign optimizer, over placeholders: it never gets the parameters themselves, so nothing moves twice."""
         slots = self.settings.binding.slots
         names = tuple(slots.find_name(param) or str(i) for i, param in enumerate(params))
         if names in self._inner:
@@ -75,7 +75,7 @@ class Wrap(Module):
         ]
         groups: Any = stand_ins if self.evaluates else [{"params": [p]} for p in stand_ins]
         fresh = self.opt_fn(groups, *self.args, **self.kwargs)
-        # Parameters that were there keep what was learnt about them, wherever they are now.
+        # Parameters that were there keep their state, also at another position.
         saved = self._extra_pack()
         rows, shared = saved.get("state", {}), saved.get("groups", {})
         if not self.evaluates or list(names) in saved.get("names", []):
@@ -90,7 +90,7 @@ class Wrap(Module):
         return fresh
 
     def apply(self, objective: Objective) -> Objective:
-        """One step of the foreign optimizer on the update."""
+        """Return the objective with one step of the foreign optimizer on the update."""
         params = objective.params
         inner = self._optimizer(params)
         stand_ins = [p for group in inner.param_groups for p in group["params"]]
@@ -112,16 +112,16 @@ class Wrap(Module):
         return objective
 
     def reset(self) -> None:
-        """Forget the foreign optimizer's state."""
+        """Clear the foreign optimizer's state."""
         super().reset()
         self._inner, self._loaded = {}, None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Some optimizers of torch can't be copied; what they learnt can, and they are made anew from it.
+        # Some optimizers of torch can't be copied; their state can, and they are constructed again from it.
         return {**super().__getstate__(), "_inner": {}, "_loaded": self._extra_pack() or None}
 
     def _extra_pack(self) -> dict[str, Any]:
-        """What was learnt, by the names of the parameters."""
+        """Return the state of the foreign optimizer, by the names of the parameters."""
         out: dict[str, Any] = {"names": [], "state": {}, "groups": {}, **(self._loaded or {})}
         out = {"names": list(out["names"]), "state": dict(out["state"]), "groups": dict(out["groups"])}
         for names, inner in self._inner.items():
@@ -139,7 +139,7 @@ class Wrap(Module):
 
 
 class _Evaluate:
-    """The closure that a foreign optimizer calls; the first answer is what the chain knows already."""
+    """The closure for a foreign optimizer; the first evaluation reuses that of the chain."""
 
     def __init__(self, objective: Objective, stand_ins: list[Tensor]) -> None:
         self.objective, self.stand_ins, self.first = objective, stand_ins, True
@@ -158,7 +158,7 @@ class _Evaluate:
 
 
 def _settings(opt_fn: Callable[..., Any]) -> set[str]:
-    """The arguments that a torch optimizer keeps in its groups: all that are named, but for the parameters."""
+    """Return the arguments that a torch optimizer stores in its groups: all that are named, except the parameters."""
     try:
         parameters = list(inspect.signature(opt_fn).parameters.values())
     except (TypeError, ValueError):
@@ -168,7 +168,7 @@ def _settings(opt_fn: Callable[..., Any]) -> set[str]:
 
 
 def _wants_closure(opt_fn: Callable[..., Any]) -> bool:
-    """Whether a step can't be made without a closure."""
+    """Return whether a step can't be made without a closure."""
     step = getattr(opt_fn, "step", None)
     if step is None:
         return False

@@ -1,4 +1,4 @@
-"""Small links that fit nowhere else."""
+"""Links that belong to no other family."""
 
 from .._publish import publish_links
 from ._curvature import *

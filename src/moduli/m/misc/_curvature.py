@@ -1,8 +1,8 @@
-"""Measurements: of curvature, of what passes, of being stuck.
+"""Measurements of curvature, printing inside a chain, and escapes from points where nothing moves.
 
-* The update in place of products with the Hessian, estimated or exact.
-* Looking at a chain from inside.
-* Jumping out of a place where nothing moves.
+* The update replaced by products with the Hessian, estimated or exact.
+* Printing inside a chain.
+* Random jumps away from points where nothing moves.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class HpuEstimate(Module):
     shared_settings = True
 
     def update(self, objective: Objective) -> None:
-        """Compare with the last step."""
+        """Compare update and point with those of the last step."""
         params, updates = objective.params, objective.peek_updates()
         here = objective.present or [True] * len(params)
-        known = [i for i, param in enumerate(params) if here[i] and "update" in self.state[param]]
-        moved = [params[i].detach() - self.state[params[i]]["point"] for i in known]
-        size = read(kernels.norm(moved)) if known else 0.0
+        previous = [i for i, param in enumerate(params) if here[i] and "update" in self.state[param]]
+        moved = [params[i].detach() - self.state[params[i]]["point"] for i in previous]
+        size = read(kernels.norm(moved)) if previous else 0.0
         size = choose(size > 0, size, float("inf"))
         for i, (param, u) in enumerate(zip(params, updates, strict=True)):
             if not here[i]:
                 continue
             row: Any = self.state[param]
-            row["estimate"] = (u - row["update"]) / size if i in known else torch.zeros_like(u)
+            row["estimate"] = (u - row["update"]) / size if i in previous else torch.zeros_like(u)
             row["update"], row["point"] = u.clone(), param.detach().clone()
 
     def apply(self, objective: Objective) -> Objective:
-        """Emit the estimate."""
-        found: list[Tensor] = []
+        """Return the objective with the estimate as its update."""
+        estimates: list[Tensor] = []
         for param in objective.params:
             estimate = self.state[param].get("estimate")
-            found.append(torch.zeros_like(param) if estimate is None else estimate.clone())
-        objective.updates = found
+            estimates.append(torch.zeros_like(param) if estimate is None else estimate.clone())
+        objective.updates = estimates
         return objective
 
     def reset_for_online(self) -> None:
-        """Forget the last step."""
+        """Clear the last step."""
         super().reset_for_online()
         self.state.clear()
 
@@ -75,7 +75,7 @@ class RandomHvp(DeclaredLink):
     Args:
         n_samples: How many z; their mean is emitted.
         distribution: "normal", "uniform", "rademacher" or "sphere".
-        update_freq: Draw anew at every n-th step; in between the last result is emitted.
+        update_freq: The number of steps between draws; in between the last result is emitted.
         zHz: Whether to multiply by z.
         hvp_method: "autograd", "fd_forward" or "fd_central".
         h: The length of a difference step.
@@ -115,25 +115,25 @@ class RandomHvp(DeclaredLink):
     seed: int | None = None
 
     def update(self, objective: Objective) -> None:
-        """Draw, and multiply with the Hessian."""
+        """Draw vectors, and multiply them with the Hessian."""
         params = objective.params
-        known = all("product" in self.state[param] for param in params)
-        if self.increment_counter("steps", 0) % self.update_freq and known:
+        has_products = all("product" in self.state[param] for param in params)
+        if self.increment_counter("steps", 0) % self.update_freq and has_products:
             return
         objective.get_loss(backward=True)
         total = [torch.zeros_like(param) for param in params]
         rgrad = None
         for _ in range(self.n_samples):
             z = sample_like(params, self.distribution, 1.0, self.get_generator(params[0].device, self.seed))
-            found, rgrad = objective.hessian_vector_product(
+            products, rgrad = objective.hessian_vector_product(
                 z, rgrad, hvp_method=self.hvp_method, h=self.settings[params[0]]["h"]
             )
-            for sum_, v, Hv in zip(total, z, found, strict=True):
+            for sum_, v, Hv in zip(total, z, products, strict=True):
                 sum_.add_((v.conj() * Hv if self.zHz else Hv) / self.n_samples)
         self.store(params, "product", total)
 
     def apply(self, objective: Objective) -> Objective:
-        """Emit the products."""
+        """Return the objective with the products as its update."""
         objective.updates = [self.state[param]["product"].clone() for param in objective.params]
         return objective
 
@@ -149,11 +149,11 @@ class _Print(Module):
         self.print_fn = print_fn
 
     def observe(self, objective: Objective) -> Any:
-        """What is printed."""
+        """Return the value to print."""
         raise TypeError(f"{type(self).__name__} does not say what to print")
 
     def apply(self, objective: Objective) -> Objective:
-        """Print, and change nothing."""
+        """Print, and return the objective unmodified."""
         self.print_fn(f"{self.text}{self.observe(objective)}")
         return objective
 
@@ -249,7 +249,7 @@ class PrintUpdate(_Print):
 
 
 class EscapeAnnealing(DeclaredLink):
-    """Where the parameters are stuck, tries random points on growing spheres and jumps to the first that is better.
+    """Tries random points on growing spheres if the parameters are stuck, and jumps to the first that is better.
 
     Args:
         max_region: The radius of the largest sphere, per component.
@@ -285,7 +285,7 @@ class EscapeAnnealing(DeclaredLink):
     seed: int | None = None
 
     def apply(self, objective: Objective) -> Objective:
-        """Look whether anything moves; if not, search around."""
+        """Check whether the parameters have moved; if not, search around them."""
         params = objective.params
         setting = self.settings[params[0]]
         moved = measure_move(self, params, torch.inf)
@@ -296,7 +296,7 @@ class EscapeAnnealing(DeclaredLink):
         self.global_state["stuck"] = 0
         here = objective.get_loss(backward=True)
         generator = self.get_generator(params[0].device, self.seed)
-        found = None
+        displacement = None
         with objective.moved() as start, torch.no_grad():
             for i in range(1, self.max_iter + 1):
                 noise = sample_like(params, "sphere", 1.0, generator)
@@ -304,9 +304,9 @@ class EscapeAnnealing(DeclaredLink):
                 for param, a, z in zip(params, start, noise, strict=True):
                     param.copy_(a + radius * z)
                 if bool(objective.get_loss(backward=False, at_x0=False) < here):
-                    found = [a - param.detach() for a, param in zip(start, params, strict=True)]
+                    displacement = [a - param.detach() for a, param in zip(start, params, strict=True)]
                     break
-        if found is not None:
-            objective.updates = found
+        if displacement is not None:
+            objective.updates = displacement
             objective.stop = True
         return objective

@@ -46,7 +46,7 @@ class Previous(BufferTransform):
 
 
 class _Last(TensorTransform):
-    """Something made of the update and the one before; the hook sees both."""
+    """A function of the current value and the one before, as update."""
 
     elementwise = True
     counts = True
@@ -59,7 +59,7 @@ class _Last(TensorTransform):
         state["before"] = torch.zeros_like(tensor)
 
     def observe(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
-        """What is compared with the step before."""
+        """Return the value that is compared with that of the step before."""
         return tensor
 
     def single_tensor_update(
@@ -74,7 +74,7 @@ class _Last(TensorTransform):
         return self.combine(state["previous"], state["before"], setting)
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
-        """What is emitted."""
+        """Return the update for the two values."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
     def reset_for_online(self) -> None:

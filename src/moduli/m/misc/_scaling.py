@@ -105,9 +105,9 @@ class _ByLoss(TensorTransform):
         super().__init__({"alpha": alpha, "min_value": min_value}, uses_loss=True)
 
     def _size(self, tensor: Tensor, loss: Tensor | None, setting: Any) -> Tensor:
-        found = (torch.ones(()) if loss is None else loss).to(tensor.abs().dtype) * setting["alpha"]
-        found = torch.where(found < setting["min_value"], torch.full_like(found, setting["min_value"]), found)
-        return found if found.dim() == 0 else found.reshape(-1, *([1] * (tensor.dim() - 1)))
+        size = (torch.ones(()) if loss is None else loss).to(tensor.abs().dtype) * setting["alpha"]
+        size = torch.where(size < setting["min_value"], torch.full_like(size, setting["min_value"]), size)
+        return size if size.dim() == 0 else size.reshape(-1, *([1] * (tensor.dim() - 1)))
 
 
 class MulByLoss(_ByLoss):
@@ -197,7 +197,7 @@ class LambdaHomotopy(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """The function of the loss, and the chain rule."""
+        """Return the function of the loss, and its gradient by the chain rule."""
         loss = closure(backward)
         with torch.enable_grad():
             inner = loss.detach().requires_grad_()

@@ -56,10 +56,10 @@ class WeightedAveraging(_History):
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        given = tuple(float(weight) for weight in weights)
-        if any(sum(given[i:]) == 0 for i in range(len(given))):
-            raise ValueError(f"WeightedAveraging: the weights {given} sum to zero while updates are gathered")
-        self.collect({"history_size": len(given), "weights": given})
+        numbers = tuple(float(weight) for weight in weights)
+        if any(sum(numbers[i:]) == 0 for i in range(len(numbers))):
+            raise ValueError(f"WeightedAveraging: the weights {numbers} sum to zero while updates are gathered")
+        self.collect({"history_size": len(numbers), "weights": numbers})
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         history = list(state["history"])
@@ -118,7 +118,7 @@ class MedianAveraging(_History):
 
 
 def _median(past: Tensor) -> Tensor:
-    # torch's quantile refuses half types, and its median takes the lower of the middle two.
+    # torch's quantile rejects half types, and its median takes the lower of the middle two.
     ordered = past.sort(0).values
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
@@ -301,16 +301,16 @@ class ScheduleFree(BufferTransform):
         size = self._size(t)
         total = state["weight_sum"] if self.r else self._total(t)
         c = t**self.r * size**2 / total
-        # beta x = y - (1 - beta) z of before the step, so that x need not be kept.
+        # beta x = y - (1 - beta) z before the step, so that x need not be stored.
         average = (param - (z + tensor * size) * (1 - beta)) * (1 - c)
         return param - z * (1 - beta + beta * c) - average
 
     def _size(self, t: Any) -> Any:
-        """min(t / T, 1), written so that t may be a symbol."""
+        """Return min(t / T, 1) in a form for which t may be a symbol."""
         return rise(t, self.warmup) if self.warmup else 1.0
 
     def _total(self, t: Any) -> Any:
-        """The sum of squared sizes up to t: squares of 1/T, 2/T, ... while they rise, ones from then on."""
+        """Return the sum of squared sizes up to t: squares of 1/T, 2/T, ... while they rise, then ones."""
         n = self.warmup
         if not n:
             return t
@@ -319,7 +319,7 @@ class ScheduleFree(BufferTransform):
         return rising * squares + (1 - rising) * ((n + 1) * (2 * n + 1) / (6 * n) + t - n)
 
     def averages(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """The average x of these parameters; a parameter that has not been stepped is its own average."""
+        """Return the average x of these parameters; a parameter without a step is its own average."""
         out = []
         for param in params:
             state, beta = self.state.get(param), self.settings[param]["momentum"]
@@ -333,12 +333,12 @@ class ScheduleFree(BufferTransform):
 
     @contextmanager
     def averaged(self, params: Iterable[Tensor]) -> Iterator[None]:
-        """A block in which these parameters are their averages, to evaluate or save; training goes on after it."""
-        given = list(params)
+        """Replace these parameters by their averages in a block, to evaluate or save; training continues after it."""
+        chosen = list(params)
         with Guard() as guard:
-            guard.tensors(given)
+            guard.tensors(chosen)
             with torch.no_grad():
-                for param, value in zip(given, self.averages(given), strict=True):
+                for param, value in zip(chosen, self.averages(chosen), strict=True):
                     param.copy_(value)
             yield
             guard.restore()

@@ -31,7 +31,7 @@ from ..ops._operations import _MultiOperation
 
 
 class _SignAgreement(UpdateTransform):
-    """What depends on where the update has the sign of the gradient, and, to `normalize`, on how often it has."""
+    """The base of links that compare the signs of update and gradient, and with `normalize` count the agreement."""
 
     across = Across.SUMS
     fixed_settings = ("normalize",)
@@ -90,10 +90,10 @@ class Cautious(_SignAgreement):
         super().collect(given)
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        given = cast(Tensor, grad)
-        agrees = tensor * given > 0
+        gradient = cast(Tensor, grad)
+        agrees = tensor * gradient > 0
         if setting["mode"] == "grad":
-            return torch.where(agrees, tensor, given)
+            return torch.where(agrees, tensor, gradient)
         if setting["mode"] == "backtrack":
             return torch.where(agrees, tensor, -tensor)
         return self._normalize(torch.where(agrees, tensor, torch.zeros_like(tensor)), setting)
@@ -169,13 +169,18 @@ class IntermoduleCautious(_MultiOperation):
         out = [torch.where(a * b > 0, a, c) for a, b, c in zip(first, second, other, strict=True)]
         if setting["normalize"]:
             here = objective.present or [True] * len(first)
-            kept = agreement(
+            fraction = agreement(
                 [a for a, ok in zip(first, here, strict=True) if ok],
                 [b for b, ok in zip(second, here, strict=True) if ok],
                 objective.members,
             )
-            kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
-            out = [o / (shape_like(kept, o) if isinstance(kept, Tensor) and kept.dim() else kept) for o in out]
+            fraction = (
+                fraction.clamp(min=setting["eps"]) if isinstance(fraction, Tensor) else max(fraction, setting["eps"])
+            )
+            out = [
+                o / (shape_like(fraction, o) if isinstance(fraction, Tensor) and fraction.dim() else fraction)
+                for o in out
+            ]
         return [restore_complex(o, a) for o, a in zip(out, values["main"], strict=True)]
 
 
@@ -185,7 +190,7 @@ def _check_mode(link: str, normalize: bool, mode: str) -> None:
 
 
 def agreement(first: list[Tensor], second: list[Tensor], members: int | None) -> Any:
-    """The fraction of elements where two updates point the same way; one number per member for a population."""
+    """Return the fraction of elements where two updates have the same sign; one number per member for a population."""
     if kernels.over_processes() is not None:
         signs = [(a * b > 0).double() for a, b in zip(first, second, strict=True)]
         every = read(kernels.sum([torch.ones_like(sign) for sign in signs]))
@@ -193,7 +198,7 @@ def agreement(first: list[Tensor], second: list[Tensor], members: int | None) ->
     if members is None and not torch.is_grad_enabled():
         count = sum(tensor.numel() for tensor in first)
         return read(kernels.sum(_signs_agree(first, second))) / max(count, 1)
-    # In a differentiable step numbers may be those of `torch.func`, which can't be read.
+    # In a differentiable step scalars may be traced by `torch.func`, so that they can't be read.
     shape = () if members is None else (members,)
     rows = [(a * b > 0).reshape(*shape, -1).sum(-1) for a, b in zip(first, second, strict=True)]
     return torch.stack(rows).sum(0).double() / max(sum(tensor.numel() for tensor in first) // (members or 1), 1)
@@ -207,7 +212,7 @@ _signs_agree = kernels.fuse(_agrees)
 
 
 def _find_cosine(first: Sequence[Tensor], second: Sequence[Tensor], eps: float, members: int | None) -> Any:
-    """The cosine of two updates over all parameters; one for each member of a population."""
+    """Return the cosine of two updates over all parameters; one for each member of a population."""
     if members is not None:
         return dot(first, second, members) / (lengths(first) * lengths(second)).clamp(min=eps)
     sizes = (dot(first, first) * dot(second, second)) ** 0.5

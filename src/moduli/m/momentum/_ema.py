@@ -72,19 +72,19 @@ class EMA(BufferTransform):
         super().collect(given)
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        # A mean that starts from the update stays there in its first step; a sum starts at zero and takes it as it is.
+        # A mean that starts from the update equals it after the first step; a sum starts at zero and adds it unscaled.
         at_update = setting["lerp"] and setting["ema_init"] == "update"
         state["exp_avg"] = tensor.clone() if at_update else torch.zeros_like(tensor)
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        beta, kept = setting["momentum"], 1 - setting["dampening"]
+        beta, weight = setting["momentum"], 1 - setting["dampening"]
         if setting["ema_init"] == "update":
             first = 0.0 ** (state["step"] - 1)
-            kept = first + (1 - first) * kept
+            weight = first + (1 - first) * weight
         if setting["lerp"]:
-            state["exp_avg"].lerp_(tensor * kept, 1 - beta)
+            state["exp_avg"].lerp_(tensor * weight, 1 - beta)
         else:
-            state["exp_avg"].mul_(beta).add_(tensor * kept)
+            state["exp_avg"].mul_(beta).add_(tensor * weight)
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         beta = setting["momentum"]

@@ -32,7 +32,7 @@ class _Accumulate(BufferTransform):
         return state["accumulated"].clone()
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
-        """What is accumulated with the new update."""
+        """Return the accumulated value after a new update."""
         raise TypeError(f"{type(self).__name__} does not say how to accumulate")
 
 
@@ -102,7 +102,7 @@ class AccumulateProduct(_Accumulate):
 
 
 def _shrink(old: Tensor, start: float, keep: Any) -> Tensor:
-    # Infinity is not multiplied, not even where the result is thrown away: its derivative would be NaN.
+    # Infinity is not multiplied, not even if the result is unused: its derivative would be NaN.
     begun = old != start
     return torch.where(begun, torch.where(begun, old, torch.zeros_like(old)) * keep, old)
 
@@ -178,7 +178,7 @@ class EMASquared(BufferTransform):
     debiased: bool = False
 
     def check_setting(self, key: str, value: Any) -> None:
-        """With `debiased` the mean is divided by 1 - beta^t, which is zero for a memory of one."""
+        """Raise ValueError for `debiased` with a momentum of one: the mean is divided by 1 - beta^t, which is zero."""
         super().check_setting(key, value)
         if key == "beta" and self.defaults["debiased"]:
             check.fraction(type(self).__name__, key, value)

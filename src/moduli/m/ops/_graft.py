@@ -109,7 +109,7 @@ class GraftInputToOutput(Graft):
 
 
 class GraftOutputToInput(Graft):
-    r"""What other links make of the update, rescaled to the size of the update.
+    r"""The result of other links for the update, rescaled to the size of the update.
 
     Args:
         direction: The links.

@@ -1,6 +1,6 @@
 """Operations on the results of several chains.
 
-* What all operations share: operands that are numbers, or links run on a copy of the update.
+* The base of all operations: operands that are numbers, or links run on a copy of the update.
 * Several chains run on copies of the update, and their results combined.
 """
 
@@ -48,11 +48,17 @@ class _MultiOperation(Module):
                 self.set_child(key, value)
 
     def combine(self, *update: Any, **operands: Any) -> Tensor:
-        """What becomes of one tensor of the update: a function of it and, by name, of what each operand is for it."""
+        """Return one tensor of the new update: a function of the update and, by name, of each operand's value for it."""
         raise TypeError(f"{type(self).__name__} does not say how to combine an update with its operands")
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        """The new update. `values` has a list for each operand that is given: numbers or tensors, one for each parameter."""
+        """Return the new update.
+
+        Args:
+            objective: The objective.
+            update: The update.
+            values: For each operand that is given a list: numbers or tensors, one for each parameter.
+        """
         return [self.combine(u, **{key: column[i] for key, column in values.items()}) for i, u in enumerate(update)]
 
     def _clone(self, objective: Objective) -> Objective:
@@ -61,7 +67,7 @@ class _MultiOperation(Module):
         return copy
 
     def update(self, objective: Objective) -> None:
-        """Every operand learns from a copy of the update."""
+        """Let every operand learn from a copy of the update."""
         for key in self.operands:
             if key in self.children:
                 copy = self._clone(objective)
@@ -85,16 +91,16 @@ class _MultiOperation(Module):
         return objective
 
     def apply(self, objective: Objective) -> Objective:
-        """Combine, learning nothing."""
+        """Combine the operands' results, learning nothing."""
         return self._combine(objective, learn=False)
 
     def step(self, objective: Objective) -> Objective:
-        """Each operand makes its step on a copy of the update; then they are combined."""
+        """Run the step of each operand on a copy of the update, then combine the results."""
         return self._combine(objective, learn=True)
 
 
 def spread_numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
-    """One number for each parameter; with one number per member, shaped to multiply stacked tensors."""
+    """Return one number for each parameter; with one number per member, shaped to multiply stacked tensors."""
     out = []
     for value, param in zip(values, objective.params, strict=True):
         if isinstance(value, torch.Tensor) and value.dim() == 1 and objective.members is not None:
@@ -104,17 +110,19 @@ def spread_numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
 
 
 def as_tensor(u: Tensor, value: Any) -> Tensor:
-    """A number as a tensor like u; a tensor as it is."""
+    """Return a number as a tensor like u; a tensor unmodified."""
     return value if isinstance(value, Tensor) else torch.full_like(u, value)
 
 
 def apply_in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor:
-    """A pointwise function that compares: complex numbers have no order, so it sees them as pairs of reals."""
+    """Return a pointwise comparison of tensors; complex numbers have no order, so they are compared as pairs of reals."""
     if not u.is_complex():
         return function(u, *(as_tensor(u, other) for other in others))
     pairs = as_real(u)
-    shown = [as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others]
-    return restore_complex(function(pairs, *shown), u)
+    real_others = [
+        as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others
+    ]
+    return restore_complex(function(pairs, *real_others), u)
 
 
 class _Reduce(_MultiOperation):
@@ -130,7 +138,7 @@ class _Reduce(_MultiOperation):
 
     @abstractmethod
     def join(self, values: list[Tensor]) -> Tensor:
-        """One tensor of several."""
+        """Return several tensors combined to one."""
 
 
 class Sum(_Reduce):
@@ -356,7 +364,7 @@ class PowModules(_MultiOperation):
 
 
 class ClipModules(_MultiOperation):
-    r"""What one chain gives, between what two others give.
+    r"""The result of one chain, clipped between the results of two others.
 
     Args:
         input: The links.

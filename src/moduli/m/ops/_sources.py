@@ -16,17 +16,17 @@ from ._operations import spread_numbers
 
 
 class _SourceLink(DeclaredLink):
-    """Emits tensors made from the objective."""
+    """Emits tensors computed from the objective."""
 
     needs = frozenset()
     members = True
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        """The tensors, one for each parameter."""
+        """Return the tensors, one for each parameter."""
         raise TypeError(f"{type(self).__name__} does not say what it emits")
 
     def apply(self, objective: Objective) -> Objective:
-        """Put the source in place of the update."""
+        """Return the objective with these tensors as its update."""
         objective.updates = self.emit(objective)
         return objective
 
@@ -210,7 +210,7 @@ class Uniform(_SourceLink):
         for param in objective.params:
             setting = self.settings[param]
             generator = self.get_generator(param.device, self.seed)
-            # Drawn in the order of the numbers, whatever the strides; complex numbers as pairs.
+            # Drawn in logical order, whatever the strides; complex numbers as pairs.
             like = torch.view_as_real(param.detach()) if param.is_complex() else param
             drawn = torch.empty(like.shape, dtype=like.dtype, device=like.device)
             drawn.uniform_(setting["low"], setting["high"], generator=generator)

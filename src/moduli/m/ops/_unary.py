@@ -27,7 +27,7 @@ class _Pointwise(TensorTransform):
         return self.function(tensor, setting)
 
     def function(self, tensor: Tensor, setting: Any) -> Tensor:
-        """The function, pointwise."""
+        """Return the function of a tensor, pointwise."""
         raise TypeError(f"{type(self).__name__} does not say which function")
 
 
@@ -283,12 +283,12 @@ class Identity(UpdateTransform):
         return tensor
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
-        """The identity over all parameters concatenated."""
+        """Return the identity over all parameters concatenated."""
         return make_scaled_identity(objective, 1.0)
 
 
 def make_scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
-    """The Hessian for which the Newton step is this step size."""
+    """Return the Hessian for which the Newton step is this step size."""
     first = objective.params[0]
     dtype = first.dtype.to_real() if first.is_complex() else first.dtype
     return ScaledIdentity(size(objective.params), 1 / alpha, dtype=dtype, device=first.device)

@@ -1,4 +1,4 @@
-"""Population-based training: losers copy winners, and try other hyperparameters."""
+"""Population-based training: the worst members copy the best, and try other hyperparameters."""
 
 from __future__ import annotations
 
@@ -89,38 +89,38 @@ class PBT(Module):
             link, key = _target(optimizer, name)
             if limits is None:
                 self.ranges[name] = _find_declared(optimizer, link, key, name)
-        kept: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
+        hyperparameters: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
         generator = self.get_generator("cpu", self.seed)
         for name, (low, high) in self.ranges.items():
-            if name not in kept:
+            if name not in hyperparameters:
                 shard = _shard(optimizer)
                 draw = torch.rand(optimizer.binding.members or 1 if shard is None else shard.total, generator=generator)
                 draw = draw if shard is None else shard.own(draw)
                 logarithmic = low > 0 and high > 0
                 a, b = (math.log(low), math.log(high)) if logarithmic else (low, high)
                 value = a + (b - a) * draw
-                kept[name] = (value.exp() if logarithmic else value).clamp(low, high)
+                hyperparameters[name] = (value.exp() if logarithmic else value).clamp(low, high)
         self._install(optimizer)
 
     def _install(self, optimizer: Optimizer) -> None:
-        kept = self.global_state["hyperparameters"]
+        hyperparameters = self.global_state["hyperparameters"]
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        for name, value in kept.items():
+        for name, value in hyperparameters.items():
             link, key = _target(optimizer, name)
             # Parameters with the same settings share the dictionary, and so are moved in one pass.
             renewed: dict[int, dict[str, Any]] = {}
             for param in params:
-                held = link.settings.local.get(param, {})
-                link.settings.local[param] = renewed.setdefault(id(held) if held else 0, {**held, key: value})
+                stored = link.settings.local.get(param, {})
+                link.settings.local[param] = renewed.setdefault(id(stored) if stored else 0, {**stored, key: value})
             link.settings.forget()
-        optimizer.attrs["hyperparameters"] = dict(kept)
+        optimizer.attrs["hyperparameters"] = dict(hyperparameters)
 
     def reset(self) -> None:
-        """Begin the count anew; the members keep their settings."""
-        kept = self.global_state.get("hyperparameters")
+        """Restart the count of steps; the members keep their settings."""
+        hyperparameters = self.global_state.get("hyperparameters")
         super().reset()
-        if kept is not None:
-            self.global_state["hyperparameters"] = kept
+        if hyperparameters is not None:
+            self.global_state["hyperparameters"] = hyperparameters
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
         optimizer = self._owner() if self._owner is not None else None
@@ -128,14 +128,14 @@ class PBT(Module):
             self._install(optimizer)
 
     def update(self, objective: Objective) -> None:
-        """Settings of parameters that were added since."""
+        """Set the settings of parameters that were added since."""
         optimizer = _optimizer(objective)
-        known = {param for name in self.ranges for param in _target(optimizer, name)[0].settings.local}
-        if self.ranges and any(param not in known for param in objective.params):
+        configured = {param for name in self.ranges for param in _target(optimizer, name)[0].settings.local}
+        if self.ranges and any(param not in configured for param in objective.params):
             self._install(optimizer)
 
     def apply(self, objective: Objective) -> Objective:
-        """Exploit and explore, when it is time."""
+        """Exploit and explore, at every n-th step."""
         optimizer = _optimizer(objective)
         shard = _shard(optimizer)
         here = objective.members or 0
@@ -150,12 +150,12 @@ class PBT(Module):
         generator = self.get_generator("cpu", self.seed)
         source = best[torch.randint(replaced, (replaced,), generator=generator).to(best.device)]
         self._exploit(objective, optimizer, here, worst, source)
-        kept = self.global_state["hyperparameters"]
+        hyperparameters = self.global_state["hyperparameters"]
         for name, (low, high) in self.ranges.items():
-            value = kept[name].clone() if shard is None else shard.gather(kept[name])
+            value = hyperparameters[name].clone() if shard is None else shard.gather(hyperparameters[name])
             sign = torch.randint(0, 2, (replaced,), generator=generator) * 2 - 1
             value[worst.cpu()] = (value[source.cpu()] * (1 + self.perturb * sign)).clamp(low, high)
-            kept[name] = value if shard is None else shard.own(value)
+            hyperparameters[name] = value if shard is None else shard.own(value)
         self._install(optimizer)
         objective.attrs["replaced"] = dict(zip(worst.tolist(), source.tolist(), strict=True))
         return objective
@@ -164,11 +164,11 @@ class PBT(Module):
         if self.score is None or optimizer.population is None:
             return objective.get_loss(backward=True)
         with torch.no_grad():
-            found = self.score(optimizer.population)
-        if not isinstance(found, Tensor) or found.shape != (count,):
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            scores = self.score(optimizer.population)
+        if not isinstance(scores, Tensor) or scores.shape != (count,):
+            what = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
             raise ValueError(f"PBT: score returned {what} for {count} members; return one number per member")
-        return found if found.is_floating_point() else found.to(torch.get_default_dtype())
+        return scores if scores.is_floating_point() else scores.to(torch.get_default_dtype())
 
     def _exploit(self, objective: Objective, optimizer: Optimizer, count: int, worst: Tensor, source: Tensor) -> None:
         params, updates = objective.params, objective.get_updates()
@@ -177,7 +177,7 @@ class PBT(Module):
         moved = worst if shard is None else worst[(worst >= shard.start) & (worst < shard.stop)] - shard.start
         for param, update, there in zip(params, updates, goal, strict=True):
             _copy_rows(there, worst, source, shard)
-            # The update is subtracted at the end, and has to lead to where the winner goes.
+            # The update is subtracted at the end, and has to lead to the winner's next point.
             update[moved] = (param.detach()[moved] - there[moved]).to(update.dtype)
         land(objective, goal)
         moving = {id(param) for param in params}
@@ -226,16 +226,16 @@ def _optimizer(objective: Objective) -> Optimizer:
 
 def _target(optimizer: Optimizer, name: str) -> tuple[Module, str]:
     owner, _, key = name.rpartition(".")
-    found = [
+    matching = [
         link
         for path, link in optimizer._links
         if (path == owner or type(link).__name__.lower() == owner.lower()) and key in link.defaults
     ]
-    if len(found) != 1:
-        raise ChainError(f"PBT: {len(found)} links of the chain are meant by {name!r}; it has to be one")
-    if isinstance(found[0].defaults[key], bool | str):
-        raise ChainError(f"PBT: {name!r} is {found[0].defaults[key]!r}, a choice and not a number between limits")
-    return found[0], key
+    if len(matching) != 1:
+        raise ChainError(f"PBT: {len(matching)} links of the chain are meant by {name!r}; it has to be one")
+    if isinstance(matching[0].defaults[key], bool | str):
+        raise ChainError(f"PBT: {name!r} is {matching[0].defaults[key]!r}, a choice and not a number between limits")
+    return matching[0], key
 
 
 def _shard(optimizer: Optimizer) -> Shard | None:
@@ -243,7 +243,7 @@ def _shard(optimizer: Optimizer) -> Shard | None:
 
 
 def _copy_rows(rows: Tensor, targets: Tensor, sources: Tensor, shard: Shard | None) -> None:
-    """Give losers the rows of winners, in this process or in another."""
+    """Copy the rows of winners to losers, in this process or in another."""
     if shard is None:
         rows[targets] = rows[sources].clone()
     else:
@@ -251,8 +251,8 @@ def _copy_rows(rows: Tensor, targets: Tensor, sources: Tensor, shard: Shard | No
 
 
 def _copy_state(link: Module, count: int, targets: Tensor, sources: Tensor, shard: Shard | None) -> None:
-    for kept in (*link.state.values(), link.global_state):
-        for value in kept.values():
+    for row in (*link.state.values(), link.global_state):
+        for value in row.values():
             if isinstance(value, MemberValues):
                 if shard is not None:
                     raise ChainError(

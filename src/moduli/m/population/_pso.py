@@ -1,7 +1,7 @@
 """Members that move by what they find: swarms, and searches of `evolve`.
 
-* Particle swarms as a link: members of a population pulled by their own best places and by each other's.
-* The links around searches over the members of a population: each names its search, whose settings it has.
+* Particle swarms as a link: members of a population are attracted by their own best points and by each other's.
+* The links around searches over the members of a population: each names its search, and has its settings.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .._search_link import PopulationLink
 def _pull(
     x: Tensor, v: Tensor, own: Tensor, near: Tensor, word: Tensor, u: Tensor, w: float, c1: float, c2: float
 ) -> tuple[Tensor, Tensor]:
-    """The velocity under one random word for each coordinate, and the update with it."""
+    """Return the velocity for one random word per coordinate, and add it to the update."""
     r1, r2 = split_word(word)
     new = swarm_velocity(x, v, own, near, r1, r2, w, c1, c2)
     return new, u - new
 
 
 def split_word(word: Tensor) -> tuple[Tensor, Tensor]:
-    """Two uniform numbers of a random word of 32 bits: the word itself, and what follows its first twelve bits."""
+    """Return two uniform numbers from a random word of 32 bits: the word itself, and the bits after its first twelve."""
     first = word * 2.0**-32 + 0.5
     rest = first * 4096.0
     return first, rest - torch.floor(rest)
@@ -98,7 +98,7 @@ class PSO(DeclaredLink):
     seed: int | None = None
 
     def update(self, objective: Objective) -> None:
-        """Remember the best place of every member."""
+        """Store the best point of every member."""
         losses = objective.get_loss(backward=False)
         losses = torch.where(losses.isfinite(), losses, torch.full_like(losses, torch.inf))
         best = self.global_state.get("best")
@@ -115,7 +115,7 @@ class PSO(DeclaredLink):
         best.copy_(torch.where(losses < best, losses, best))
 
     def apply(self, objective: Objective) -> Objective:
-        """Add the swarm's velocity to what the links before this one want."""
+        """Add the swarm's velocity to the update of the links before this one."""
         best = self.global_state["best"]
         shard = None if objective.model is None else getattr(objective.model, "sharding", None)
         best = best if shard is None else shard.gather(best)  # one number from each member, over all processes
@@ -149,14 +149,14 @@ class PSO(DeclaredLink):
         super().protect(guard, (*unwritten, *written))
 
     def _fits(self, param: Tensor, update: Tensor) -> bool:
-        """Whether the velocity is found in one pass: a swarm around single places, of which all numbers are at hand."""
+        """Return whether the velocity is computed in one pass: a swarm around single points, with all of them in this process."""
         setting = self.settings[param]
         fixed = not any(isinstance(setting[key], Tensor) for key in ("inertia", "cognitive", "social"))
         single = param.dtype is torch.float32 and param.device.type == "cpu"
         return self.topology != "informed" and fixed and single and update.is_contiguous()
 
     def _move(self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
-        """The update of one parameter with the new velocity in it."""
+        """Return the update of one parameter with the new velocity added."""
         state, setting = self.state[param], self.settings[param]
         x, v, place = _view_rows(param.detach()), _view_rows(state["velocity"]), _view_rows(state["place"])
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
@@ -173,7 +173,7 @@ class PSO(DeclaredLink):
                 towards = towards.expand_as(x)
             if self._fits(param, update):
                 u = update.detach()
-                # Some members at a time: what is drawn for them is still in the cache when it is used.
+                # Some members at a time, so that their random numbers are still in the cache when they are used.
                 leader = None
                 for rows, words in draws.blocks():
                     if leader is None:
@@ -201,15 +201,15 @@ class PSO(DeclaredLink):
         pulls = torch.nn.functional.pad(pulls, (0, 0, radius, radius))
         w, own, social = (_pad(value, radius) for value in (w, own, social))
         faster = torch.nn.functional.pad(v, (0, 0, radius, radius))
-        made = informed_velocity(wide, faster, places, pulls, radius, w, (own + social) / w, torch.empty_like(wide))
-        return made[radius : radius + len(x)]
+        velocity = informed_velocity(wide, faster, places, pulls, radius, w, (own + social) / w, torch.empty_like(wide))
+        return velocity[radius : radius + len(x)]
 
 
-# How many numbers are worked on at a time, and how many random words of 64 bits NumPy makes at a time.
+# The number of elements processed at a time, and of random 64-bit words that NumPy draws at a time.
 _BLOCK, _DRAWN = 1 << 20, 1 << 13
-# Memory that every step of a thread uses again: pages of the system that are asked for anew cost more than the work on them.
+# Reused buffers of a thread: mapping new pages costs more than the work on them.
 _memory = threading.local()
-# Places and velocities of a link as they were before its last step, which is undone if it fails.
+# Points and velocities of a link before its last step, which is undone if it fails.
 _copies: weakref.WeakKeyDictionary[PSO, list[Tensor]] = weakref.WeakKeyDictionary()
 
 
@@ -228,7 +228,7 @@ def _borrow(name: str, shape: Sequence[int]) -> Tensor:
 
 
 class Draws:
-    """Random matrices like one, one after the other; for the members here, as one process would draw them for all.
+    """A sequence of random matrices like one; for the members here, equal to those that one process draws for all.
 
     Args:
         like: The rows of the members here.
@@ -243,10 +243,10 @@ class Draws:
             self.source = np.random.PCG64DXSM(int(torch.randint(2**62, (1,), generator=generator)))
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """A matrix of random words, from -2^31 to 2^31 - 1 in single precision: some rows at a time, in memory used again."""
+        """Yield blocks of rows of a matrix of random words, from -2^31 to 2^31 - 1 in single precision, in a reused buffer."""
         count, width = self.like.shape
         start, total = (0, count) if self.shard is None else (self.shard.start, self.shard.total)
-        # Every matrix begins with 64 random bits, a row may begin in the middle of them.
+        # Every matrix starts at a word of 64 bits; a row may start in the middle of one.
         before, skipped = divmod(start * width, 2)
         self.source.advance(before)
         size = count if skipped else min(count, 2 * max(1, _BLOCK // (2 * max(width, 1))))
@@ -262,15 +262,15 @@ class Draws:
         self.source.advance(-(-total * width // 2) - used)
 
     def words(self) -> Tensor:
-        """A matrix of random words."""
+        """Return a matrix of random words."""
         return torch.cat([words.clone() for _, words in self.blocks()])
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """Two matrices of numbers in [0, 1)."""
+        """Return two matrices of numbers in [0, 1)."""
         return split_word(self.words()) if self.single else (self.uniform(), self.uniform())
 
     def uniform(self) -> Tensor:
-        """Numbers in [0, 1)."""
+        """Return numbers in [0, 1)."""
         x, generator = self.like, self.generator
         if self.single:
             return split_word(self.words())[0]
@@ -280,19 +280,19 @@ class Draws:
 
 
 def _pad(value: Any, radius: int) -> Any:
-    """A column of settings with ones at both ends."""
+    """Return a column of settings with ones at both ends."""
     if not isinstance(value, Tensor):
         return value
     return torch.nn.functional.pad(value, (0, 0, radius, radius), value=1.0)
 
 
 def _view_rows(tensor: Tensor) -> Tensor:
-    """One row of real numbers per member; of what is contiguous a view, which can be written to."""
+    """Return one row of real numbers per member; a writable view of contiguous tensors."""
     return as_real(tensor).reshape(len(tensor), -1)
 
 
 def _column(value: Any, rows: Tensor) -> Any:
-    """A setting of each member, to multiply rows with."""
+    """Return a setting of each member as a column, to multiply rows."""
     return value.to(rows).reshape(-1, 1) if isinstance(value, Tensor) else value
 
 

@@ -1,4 +1,4 @@
-"""Links that show the tensors to other links in another form: another shape, dtype or basis."""
+"""Links that pass the tensors to other links in another form: another shape, dtype or basis."""
 
 from .._publish import publish_links
 from ._bases import *

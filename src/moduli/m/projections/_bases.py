@@ -1,4 +1,4 @@
-"""Links run in the basis of what updates were like.
+"""Links run in a basis computed from earlier updates.
 
 * Any links in the space of the last updates.
 * Any links in the eigenbasis of Shampoo's covariances.
@@ -23,7 +23,7 @@ from ..adaptive._full_matrix import find_span
 from ..adaptive._shampoo import begin, follow, learn, matrices
 from ._projection import Projection
 
-# By which power of a change of the basis buffers are multiplied; covariances from both sides.
+# The power of a change of the basis by which buffers are multiplied; covariances are multiplied from both sides.
 _POWERS: dict[ProjectedBuffer, int] = {"grad": 1, "grad_sq": 2, "grad_cu": 3, "covariance": 1}
 
 
@@ -87,15 +87,15 @@ class GGTBasis(DeclaredLink):
             )
 
     def update(self, objective: Objective) -> None:
-        """Keep the update, and turn the basis; what the links inside remember turns with it."""
+        """Store the update, and rotate the basis; the state of the inner links is rotated with it."""
         if self.increment_counter("seen", 0) % self.update_freq:
             return
         vector = flat(objective.peek_updates())
         history = self.global_state.setdefault("history", deque(maxlen=self.history_size))
         history.append(vector.clone())
-        _, found, _ = find_span(history, self.settings[objective.params[0]]["eig_tol"], self.truncate)
-        # Columns one by one: a square matrix would not say which of its axes are parameters.
-        basis = found.flip(-1)
+        _, vectors, _ = find_span(history, self.settings[objective.params[0]]["eig_tol"], self.truncate)
+        # Columns are stored separately, since of a square matrix it is unknown which axis is the parameters.
+        basis = vectors.flip(-1)
         new = list(basis.unbind(1))
         old = self.global_state.get("basis", [])
         if old and new:
@@ -110,7 +110,7 @@ class GGTBasis(DeclaredLink):
                     buffer.copy_(turned @ turn.to(buffer.dtype).mT if kind == "covariance" else turned)
 
     def apply(self, objective: Objective) -> Objective:
-        """The links inside transform the coordinates."""
+        """Transform the coordinates by the inner links."""
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
         updates = objective.get_updates()
@@ -119,16 +119,18 @@ class GGTBasis(DeclaredLink):
         basis = torch.stack(columns, 1) if columns else vector.new_zeros(vector.numel(), 0)
         inside = basis.mT @ vector
         outside = vector - basis @ inside
-        shown = vector.new_zeros(self.history_size)
-        shown[: len(columns)] = inside
+        coordinates = vector.new_zeros(self.history_size)
+        coordinates[: len(columns)] = inside
         stand_ins = self._stand_ins.setdefault("modules", StandIns())
         self.children["modules"].check_shared(objective.params, every=True)
-        with stand_ins.point_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
-            made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
-        made = made[: len(columns)]
+        with stand_ins.point_at([coordinates.clone()], self.settings.binding, objective.params[:1]) as fakes:
+            transformed = step_tensors(
+                self.children["modules"], [coordinates], fakes, [coordinates.clone()], objective.loss
+            )[0]
+        transformed = transformed[: len(columns)]
         size = inside.norm()
-        ratio = torch.where(size > 0, made.norm() / torch.where(size > 0, size, 1.0), 1.0)
-        out = basis @ made + ratio * outside
+        ratio = torch.where(size > 0, transformed.norm() / torch.where(size > 0, size, 1.0), 1.0)
+        out = basis @ transformed + ratio * outside
         objective.updates = unflat(out, objective.params)
         return objective
 
@@ -140,7 +142,7 @@ def _pad(matrix: Tensor, size: int) -> Tensor:
 
 
 def _rotate(buffer: Tensor, old: Sequence[Tensor | None], new: Sequence[Tensor | None]) -> Tensor:
-    """A mean in the new basis; pointwise links keep complex numbers as pairs."""
+    """Return a mean in the new basis; pointwise links store complex numbers as pairs."""
     pairs = not buffer.is_complex() and any(matrix is not None and matrix.is_complex() for matrix in new)
     value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
     value = multiply(multiply(value, old), new, adjoint=True)
@@ -148,7 +150,7 @@ def _rotate(buffer: Tensor, old: Sequence[Tensor | None], new: Sequence[Tensor |
 
 
 def _reorder(buffer: Tensor, axes: Sequence[int], orders: Sequence[Tensor]) -> Tensor:
-    """Mean squares with the order that the eigenvectors have moved to."""
+    """Return mean squares in the new order of the eigenvectors."""
     for axis, order in zip(axes, orders, strict=True):
         buffer = buffer.index_select(axis, order)
     return buffer
@@ -160,7 +162,7 @@ class SOAPBasis(Projection):
     With $U_i$ the unfolding of the update along axis i, $C_i \leftarrow \beta C_i + (1-\beta) U_i U_i^T$ and $Q_i$ its
     eigenvectors, the links see $u \times_i Q_i^T$ (and the parameters and the gradient in the same basis, so that decay and
     line searches inside mean what they say); what they make of it is rotated back. At every n-th step $Q_i$ makes one step of
-    orthogonal iteration. What the links remember follows: means are rotated, mean squares change places with their axes.
+    orthogonal iteration. The state of the links follows: means are rotated, mean squares are reordered with their axes.
     The first step of a parameter makes its basis and moves nothing, as in `SOAP`.
 
     Args:
@@ -219,8 +221,8 @@ class SOAPBasis(Projection):
                 begin(state, updates[i], beta, self.max_dim, self.merge_small, self.precondition_1d)
                 state["step"] = 1
                 continue
-            made = state["step"] - 1  # without the step that made the basis
-            if state["axes"] and made > 0 and made % self.precond_freq == 0:
+            steps = state["step"] - 1  # without the step that computed the basis
+            if state["axes"] and steps > 0 and steps % self.precond_freq == 0:
                 following.append(i)
             state["step"] += 1
             started.append(i)
@@ -237,7 +239,7 @@ class SOAPBasis(Projection):
             )
 
     def _follow(self, states: list[dict[str, Any]], keys: list[str]) -> None:
-        """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
+        """Make one step of orthogonal iteration; the state of the inner links is moved to the new basis."""
         buffers, kinds = [], []
         follows: tuple[tuple[ProjectedBuffer, ...], ...] = (("grad",), ("grad_sq", "grad_cu"))
         for state, key in zip(states, keys, strict=True):
@@ -288,7 +290,7 @@ class SOAPBasis(Projection):
         return map_alike(rotate, [(tensor,) for tensor in tensors], self._rows, [{}] * len(tensors), shapes)
 
     def _find_fresh(self, objective: Objective) -> list[bool]:
-        """For each parameter whether this step only made its basis."""
+        """Return for each parameter whether this step only computed its basis."""
         return [self.state[param].get("step") == 1 for param in objective.params]
 
     def presence(self, objective: Objective) -> list[bool] | None:
@@ -298,7 +300,7 @@ class SOAPBasis(Projection):
         return [(present is None or present[k]) and not fresh[i] for k, i in enumerate(self._order)]
 
     def _zero_fresh(self, objective: Objective) -> Objective:
-        """Parameters whose basis this step made do not move."""
+        """Set the update to zero for parameters whose basis was computed in this step."""
         fresh = self._find_fresh(objective)
         if any(fresh):
             updates = objective.get_updates()
@@ -306,7 +308,7 @@ class SOAPBasis(Projection):
         return objective
 
     def update(self, objective: Objective) -> None:
-        """The basis follows, and the links inside learn."""
+        """Update the basis, and let the inner links learn."""
         self._learn(objective)
         if "inner" in self.children:
             self.children["inner"].update(objective)
@@ -314,7 +316,7 @@ class SOAPBasis(Projection):
             super().update(objective)
 
     def apply(self, objective: Objective) -> Objective:
-        """The links inside transform, in the basis."""
+        """Transform the update by the inner links, in the basis."""
         if "inner" in self.children:
             objective = self.children["inner"].apply(objective)
         if not all(self._find_fresh(objective)):
@@ -322,7 +324,7 @@ class SOAPBasis(Projection):
         return self._zero_fresh(objective)
 
     def step(self, objective: Objective) -> Objective:
-        """The basis follows, and the links inside make their step."""
+        """Update the basis, and run the step of the inner links."""
         self._learn(objective)
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)

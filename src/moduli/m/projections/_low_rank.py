@@ -32,20 +32,20 @@ class _LowRank(MatrixLink, Projection):
 
     @abstractmethod
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
-        """The directions for a matrix no higher than wide, as columns: (rows, rank)."""
+        """Return the directions for a matrix no higher than wide, as columns: (rows, rank)."""
 
     @abstractmethod
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
-        """The update of a matrix no higher than wide, from what the links made of its projection."""
+        """Return the update of a matrix no higher than wide, from the inner links' result for its projection."""
 
     def _learn(self, objective: Objective) -> None:
         for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):
             if objective.present is not None and not objective.present[i]:
                 continue
             state = self.state[param]
-            made = state["step"] = state.get("step", 0) + 1
+            steps = state["step"] = state.get("step", 0) + 1
             matrix = self._flatten(update, param)
-            if matrix is not None and (made - 1) % self.update_gap == 0 and min(matrix.shape[-2:]) > self.rank:
+            if matrix is not None and (steps - 1) % self.update_gap == 0 and min(matrix.shape[-2:]) > self.rank:
                 state["basis"] = self.directions(matrix, state).contiguous()
 
     def _run_inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
@@ -68,7 +68,7 @@ class _LowRank(MatrixLink, Projection):
         ]
 
     def _flatten(self, tensor: Tensor, param: Tensor) -> Tensor | None:
-        """Return a tensor as a matrix no higher than wide, or as a batch of such; None where it is a vector."""
+        """Return a tensor as a matrix no higher than wide, or as a batch of such; None for a vector."""
         view = self.find_view(param)
         if view is None:
             return _flat_side(tensor)
@@ -79,7 +79,7 @@ class _LowRank(MatrixLink, Projection):
         return _flat_side(blocks[0], batched=True)
 
     def _restore(self, matrix: Tensor, param: Tensor) -> Tensor:
-        """Return what `_flatten` has made of a tensor in the parameter's shape."""
+        """Return a result for `_flatten` in the parameter's shape."""
         view = self.find_view(param)
         if view is None:
             tall = param.shape[0] > param[0].numel()
@@ -99,18 +99,18 @@ class _LowRank(MatrixLink, Projection):
         return out
 
     def update(self, objective: Objective) -> None:
-        """The directions are renewed when it is time, and the links inside learn."""
+        """Renew the directions at every n-th step, and let the inner links learn."""
         self._learn(objective)
         super().update(objective)
 
     def step(self, objective: Objective) -> Objective:
-        """The directions are renewed when it is time, and the links inside make their step."""
+        """Renew the directions at every n-th step, and run the step of the inner links."""
         self._learn(objective)
         return super().step(objective)
 
 
 def _flat_side(tensor: Tensor, batched: bool = False) -> Tensor | None:
-    """A tensor as a matrix no higher than wide, in a type that can be factorised; None where it is a vector."""
+    """Return a tensor as a matrix no higher than wide, in a dtype that can be factorised; None for a vector."""
     if tensor.dim() < 2 or not tensor.numel():
         return None
     matrix = tensor if batched else tensor.flatten(1)
@@ -153,7 +153,7 @@ class GaLore(_LowRank):
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         left = torch.linalg.svd(matrix, full_matrices=False)[0][..., : self.rank]
-        # A singular vector's sign is the factorisation's accident: states of the links inside would change sign with it.
+        # A singular vector's sign is arbitrary; it is fixed, since states of the inner links would change sign with it.
         largest = left.abs().argmax(-2, keepdim=True)
         pivot = left.gather(-2, largest)
         return left * (pivot.conj() / pivot.abs() if pivot.is_complex() else pivot.sign())
@@ -202,7 +202,7 @@ class Fira(GaLore):
 class APOLLO(_LowRank):
     r"""Scales the columns of each gradient matrix as links scaled a random projection of it.
 
-    With S of r rows of normal numbers, variance 1/r, drawn anew at every T-th step, the links see $S U$ and return n;
+    With S of r rows of normal numbers, variance 1/r, drawn again at every T-th step, the links get $S U$ and return n;
     $u \leftarrow \alpha\, U \operatorname{diag}\!\left(\|n_j\| / \|S U_j\|\right)$, or one ratio for the whole matrix
     (`tensorwise`, APOLLO-Mini with rank 1). The norm of the update may grow by a factor $\gamma$ per step at most.
 
@@ -253,13 +253,13 @@ class APOLLO(_LowRank):
 
 
 def _ratios(after: Tensor, before: Tensor) -> Tensor:
-    """The ratio of norms, column by column; zero where there was nothing."""
+    """Return the ratio of norms, column by column; zero for zero columns."""
     above, below = (torch.linalg.vector_norm(t, dim=-2, keepdim=True) for t in (after, before))
     return torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0)
 
 
 def _limit_growth(matrix: Tensor, state: Any, growth: float) -> Tensor:
-    """A matrix whose norm is at most `growth` times what it was at the last step."""
+    """Return a matrix whose norm is at most `growth` times that of the last step."""
     norm = _measure(matrix)
     before = state.get("norm")
     if before is not None:

@@ -31,20 +31,20 @@ class Projection(DeclaredLink):
     modules: Chainable = field(kw_only=False)
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        """Besides, know no order of the parameters yet."""
+        """Also initialise the order of the parameters, which is set at the first step."""
         super().collect(given)
         self._order: list[int] = []
 
     @abstractmethod
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The transformed tensors."""
+        """Return the transformed tensors."""
 
     @abstractmethod
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        """The tensors as they were, shaped like the parameters."""
+        """Return the tensors transformed back, shaped like the parameters."""
 
     def sources(self, params: list[Tensor]) -> list[Tensor]:
-        """For each projected tensor the parameter whose settings it has."""
+        """Return for each projected tensor the parameter whose settings apply to it."""
         return [params[i] for i in self._order]
 
     def _names(self, params: list[Tensor]) -> list[str]:
@@ -55,14 +55,14 @@ class Projection(DeclaredLink):
         return self.project([tensors[i] for i in self._order])
 
     def _unproject_updates(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        found = self.unproject(tensors, [params[i] for i in self._order])
-        out = list(found)
-        for i, tensor in zip(self._order, found, strict=True):
+        updates = self.unproject(tensors, [params[i] for i in self._order])
+        out = list(updates)
+        for i, tensor in zip(self._order, updates, strict=True):
             out[i] = tensor
         return out
 
     def prepare(self, params: list[Tensor]) -> list[str]:
-        """One key for each projected tensor, under which what is learnt about it is found again.
+        """Return one key for each projected tensor, under which its state is stored.
 
         The order of the parameters is that of the first step, so that it survives saving and reordering.
         """
@@ -76,16 +76,16 @@ class Projection(DeclaredLink):
     def _run_inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         params = objective.params
         keys = self.prepare(params)
-        shown = [t.clone() for t in self._project_updates([param.detach() for param in params])]
+        projected = [t.clone() for t in self._project_updates([param.detach() for param in params])]
         child = self.children["modules"]
-        if len(shown) < len(params):
+        if len(projected) < len(params):
             child.check_shared(params, every=True)
         with ExitStack() as stack:
             fakes = [
                 stack.enter_context(
                     self._stand_ins.setdefault(key, StandIns()).point_at([tensor], self.settings.binding, [source])
                 )[0]
-                for key, tensor, source in zip(keys, shown, self.sources(params), strict=True)
+                for key, tensor, source in zip(keys, projected, self.sources(params), strict=True)
             ]
             inner = Objective(
                 fakes,
@@ -113,7 +113,7 @@ class Projection(DeclaredLink):
             out = how(child, inner)
             if isinstance(out, Objective):
                 if out.skip_update:
-                    # The links inside moved the stand-ins themselves.
+                    # The inner links moved the placeholders themselves.
                     ends = self._unproject_updates([fake.detach() for fake in fakes], params)
                     objective.updates = [p.detach() - end for p, end in zip(params, ends, strict=True)]
                 else:
@@ -123,24 +123,24 @@ class Projection(DeclaredLink):
         return objective
 
     def presence(self, objective: Objective) -> list[bool] | None:
-        """For each projected tensor whether it has a gradient."""
+        """Return for each projected tensor whether it has a gradient."""
         return None if objective.present is None else [objective.present[i] for i in self._order]
 
     def update(self, objective: Objective) -> None:
-        """The links inside learn."""
+        """Let the inner links learn."""
         self._run_inside(objective, lambda child, inner: child.update(inner))
 
     def apply(self, objective: Objective) -> Objective:
-        """The links inside transform."""
+        """Transform the update by the inner links."""
         return self._run_inside(objective, lambda child, inner: child.apply(inner))
 
     def step(self, objective: Objective) -> Objective:
-        """The links inside make their step."""
+        """Run the step of the inner links."""
         return self._run_inside(objective, lambda child, inner: run(inner, [child]))
 
 
 class _Through:
-    """The closure as links inside a projection call it."""
+    """The closure for links inside a projection."""
 
     def __init__(self, owner: Projection, objective: Objective, fakes: list[Tensor]) -> None:
         self.owner, self.objective, self.fakes = owner, objective, fakes
@@ -165,7 +165,7 @@ class _Flat(Projection):
     def prepare(self, params: list[Tensor]) -> list[str]:
         sizes = {name: as_real(param.detach()).numel() for name, param in zip(self._names(params), params, strict=True)}
         if self.global_state.get("sizes", sizes) != sizes:
-            self.reset()  # what is learnt about other numbers means nothing for these
+            self.reset()  # the state of other elements is invalid for these
         self.global_state["sizes"] = sizes
         super().prepare(params)
         return [f"modules {i}" for i in range(len(self.sources(params)))]
@@ -228,8 +228,8 @@ class ScalarProjection(_Flat):
     def presence(self, objective: Objective) -> list[bool] | None:
         if objective.present is None:
             return None
-        kept = {p for p, here in zip(objective.params, objective.present, strict=True) if here}
-        return [source in kept for source in self.sources(objective.params)]
+        with_gradient = {p for p, here in zip(objective.params, objective.present, strict=True) if here}
+        return [source in with_gradient for source in self.sources(objective.params)]
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return list(to_vector([as_real(tensor) for tensor in tensors]).unbind(0))
@@ -296,7 +296,7 @@ class To(Projection):
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two settings are not the same."""
+    """Return whether two settings are not the same."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return a is not b and not (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
     return bool(a != b)

@@ -1,6 +1,6 @@
-"""Quasi-Newton links: curvature learnt from steps and changes of the gradient.
+"""Quasi-Newton links: curvature estimated from steps and changes of the gradient.
 
-* `LBFGS`, `LSR1` keep the last pairs; `QuasiNewton` and its rules (`BFGS`, `DFP`, `SR1`, ...) a matrix over all parameters;
+* `LBFGS`, `LSR1` store the last pairs; `QuasiNewton` and its rules (`BFGS`, `DFP`, `SR1`, ...) a matrix over all parameters;
   `DiagonalQuasiNewton` and its rules a vector.
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """

@@ -28,7 +28,7 @@ from ._pairs import _PairLink, count_skipped
 
 @dataclass(frozen=True)
 class Pair:
-    """What a rule sees: the step s, the change y of the gradient, the gradient before and after, a threshold, settings.
+    """The input of a rule: the step s, the change y of the gradient, the gradient before and after, a threshold, settings.
 
     The threshold is at least the smallest normal number of the dtype.
     """
@@ -46,7 +46,7 @@ class Pair:
         return torch.finfo(self.s.dtype).tiny
 
     def dual(self) -> Pair:
-        """The same pair for the other matrix."""
+        """Return the same pair for the other matrix."""
         return Pair(self.y, self.s, self.before, self.after, self.tol, self.setting)
 
 
@@ -55,9 +55,9 @@ Rule = Callable[[Tensor, Pair], bool | Tensor]
 
 
 def may_hold(condition: Tensor | bool) -> bool:
-    """Whether a condition holds; True inside of `torch.vmap`, where it can hold for some of many.
+    """Return whether a condition holds; True inside of `torch.vmap`, where it can hold for some of many.
 
-    What it guards has to be right where the condition does not hold, too: it saves a pass that would change nothing.
+    The guarded code has to be correct if the condition does not hold, too: the condition only saves a pass that changes nothing.
     """
     return _decide(condition) is not False
 
@@ -75,12 +75,12 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 
 def _symmetric(M: Tensor, a: Tensor, b: Tensor) -> None:
-    """M += a b^T + b a^T in one pass."""
+    """Set M to M + a b^T + b a^T in one pass."""
     M.addmm_(torch.stack([a, b], 1), torch.stack([b, a], 0))
 
 
 def bfgs(H: Tensor, pair: Pair) -> Tensor:
-    """H += (1 + y'Hy / s'y) ss' / s'y - (Hy s' + s y'H) / s'y."""
+    """Update H += (1 + y'Hy / s'y) ss' / s'y - (Hy s' + s y'H) / s'y."""
     s, y = pair.s, pair.y
     sy = torch.dot(s, y)
     used = sy > pair.tol
@@ -91,7 +91,7 @@ def bfgs(H: Tensor, pair: Pair) -> Tensor:
 
 
 def dfp(H: Tensor, pair: Pair) -> Tensor:
-    """H += ss' / s'y - Hy y'H / y'Hy."""
+    """Update H += ss' / s'y - Hy y'H / y'Hy."""
     s, y = pair.s, pair.y
     sy, Hy = torch.dot(s, y), H @ y
     yHy = torch.dot(y, Hy)
@@ -103,13 +103,13 @@ def dfp(H: Tensor, pair: Pair) -> Tensor:
 
 
 def _is_above_rounding(product: float, a: Tensor, b: Tensor, part: float, tiny: float) -> bool:
-    """Whether a'b is a normal number and more than a part of |a| |b|, or more than rounding where that is larger."""
+    """Return whether a'b is a normal number and more than a fraction of |a| |b|, or more than rounding if that is larger."""
     size = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
     return abs(product) > max(max(part, torch.finfo(a.dtype).eps) * size, tiny)
 
 
 def sr1(H: Tensor, pair: Pair) -> bool:
-    """H += zz' / z'y with z = s - Hy, unless z'y is small (Nocedal and Wright, equation 6.26)."""
+    """Update H += zz' / z'y with z = s - Hy, unless z'y is small (Nocedal and Wright, equation 6.26)."""
     z = pair.s - H @ pair.y
     zy = _dot(z, pair.y)
     if not _is_above_rounding(zy, z, pair.y, max(pair.tol, 1e-8), pair.tiny):
@@ -119,7 +119,7 @@ def sr1(H: Tensor, pair: Pair) -> bool:
 
 
 def psb(B: Tensor, pair: Pair) -> bool:
-    """For the Hessian (s and y are exchanged here): B += (r s' + s r') / s's - (r's) ss' / (s's)^2, r = y - Bs."""
+    """Update the Hessian (s and y are exchanged here): B += (r s' + s r') / s's - (r's) ss' / (s's)^2, r = y - Bs."""
     s, y = pair.y, pair.s
     ss, r = _dot(s, s), y - B @ s
     if not ss > pair.tol:
@@ -129,7 +129,7 @@ def psb(B: Tensor, pair: Pair) -> bool:
 
 
 def rank_one(direction: Callable[[Tensor, Pair], Tensor]) -> Rule:
-    """H += (s - Hy) c' / c'y, for a choice of c."""
+    """Update H += (s - Hy) c' / c'y, for a choice of c."""
 
     def rule(H: Tensor, pair: Pair) -> bool:
         c = direction(H, pair)
@@ -143,14 +143,14 @@ def rank_one(direction: Callable[[Tensor, Pair], Tensor]) -> Rule:
 
 
 def column(H: Tensor, pair: Pair) -> Tensor:
-    """The unit vector of y's largest component, so that one column of H changes."""
+    """Return the unit vector of y's largest component, so that one column of H changes."""
     unit = torch.zeros_like(pair.y)
     unit[int(pair.y.abs().argmax())] = 1.0
     return unit
 
 
 def hoshino(H: Tensor, pair: Pair) -> bool:
-    """H += [(1 + 2 y'Hy / s'y) ss' - s y'H - Hy s' - Hy y'H] / (s'y + y'Hy)."""
+    """Update H += [(1 + 2 y'Hy / s'y) ss' - s y'H - Hy s' - Hy y'H] / (s'y + y'Hy)."""
     s, y = pair.s, pair.y
     sy, Hy = _dot(s, y), H @ y
     yHy = _dot(y, Hy)
@@ -162,7 +162,7 @@ def hoshino(H: Tensor, pair: Pair) -> bool:
 
 
 def dilation(H: Tensor, pair: Pair) -> bool:
-    """H -= (1 - alpha^2) Hy y'H / y'Hy: space is stretched along y."""
+    """Update H -= (1 - alpha^2) Hy y'H / y'Hy: space is stretched along y."""
     Hy = H @ pair.y
     yHy = _dot(pair.y, Hy)
     if not yHy > pair.tol:
@@ -172,7 +172,7 @@ def dilation(H: Tensor, pair: Pair) -> bool:
 
 
 def ssvm(H: Tensor, pair: Pair) -> bool:
-    """A self-scaling member of Broyden's family, after Oren and Spedicato."""
+    """Update by a self-scaling member of Broyden's family, after Oren and Spedicato."""
     s, y, g = pair.s, pair.y, pair.before
     Hy = H @ y
     omega, tau, gHy = _dot(s, y), _dot(y, Hy), _dot(g, Hy)
@@ -196,7 +196,7 @@ _TIE = 1e-5
 
 
 def _switch(kind: int, epsilon: float, omega: float, tau: float) -> tuple[float, float]:
-    """(mu, theta) as the paper's four strategies choose them, from s'H^-1 s, s'y and y'Hy."""
+    """Return (mu, theta) as the paper's four strategies choose them, from s'H^-1 s, s'y and y'Hy."""
     if kind == 2:
         return max(epsilon / tau, 0.0) ** 0.5, 1 / (1 + max(tau * epsilon, 0.0) ** 0.5 / omega)
     if kind == 4:
@@ -217,7 +217,7 @@ class QuasiNewton(_PairLink, HessianLink):
 
     Either the inverse Hessian $H$ is kept (the update becomes $Hu$) or the Hessian $B$ (it becomes $B^{-1}u$). A subclass
     names a rule for each that it has, and says `members = "batched"` where its rules decide by masks: all matrices of a
-    population are then learnt in one call. Follow it with a line search, or put it into a trust region.
+    population are then processed in one call. Follow it with a line search, or put it into a trust region.
 
     A pair that carries no information is skipped: s, y or a denominator is within its threshold, underflows, or is rounding.
     The optimizer's `attrs` have the number of pairs skipped so far, as `"BFGS.skipped_pairs"`; not that of a population.
@@ -276,8 +276,8 @@ class QuasiNewton(_PairLink, HessianLink):
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect(given)
         if ("inverse" if self.inverse else "hessian") not in self.rules:
-            held = "the inverse Hessian" if self.inverse else "the Hessian"
-            raise ValueError(f"{type(self).__name__} has no rule for {held}; say inverse={not self.inverse}")
+            matrix = "the inverse Hessian" if self.inverse else "the Hessian"
+            raise ValueError(f"{type(self).__name__} has no rule for {matrix}; say inverse={not self.inverse}")
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(inverse={self.inverse}, ", 1)
@@ -293,20 +293,20 @@ class QuasiNewton(_PairLink, HessianLink):
         return matrix
 
     def _matrix(self, state: Any, like: Tensor, setting: Any) -> Tensor:
-        held: Tensor | None = state.get("matrix")
-        if held is None or held.shape[0] != like.numel() or held.dtype is not like.dtype:
+        matrix: Tensor | None = state.get("matrix")
+        if matrix is None or matrix.shape[0] != like.numel() or matrix.dtype is not like.dtype:
             return self._start(state, like, setting)
-        return held
+        return matrix
 
     def _restart(self, where: Tensor, state: Any, like: Tensor, setting: Any) -> None:
-        """Start from the identity again where the condition holds."""
+        """Reset the matrix to the identity if the condition holds."""
         if may_hold(where):
             matrix, pairs = state["matrix"], state["pairs"]
             state["matrix"] = torch.where(where, self._start(state, like, setting), matrix)
             state["pairs"] = torch.where(where, state["pairs"], pairs)
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Changes the matrix with the pair of the last step."""
+        """Update the matrix with the pair of the last step."""
         x, u = flat(objective.params), gather_update(objective)
         x_before, u_before, loss_before = state.get("x"), state.get("u"), state.get("loss")
         state["x"], state["u"], state["loss"] = x.clone(), u.clone(), objective.loss
@@ -332,15 +332,15 @@ class QuasiNewton(_PairLink, HessianLink):
             count_skipped(self, objective, state)
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """Change the matrix by one pair; return whether the pair was of use."""
+        """Update the matrix by one pair; return whether the pair was used."""
         if setting["init_scale"] == "auto":
             first = (state["pairs"] == 0) & ~state["quadratic"]
             if may_hold(first):
                 largest = torch.linalg.vector_norm(pair.y, float("inf"))
                 s, y = pair.s / largest, pair.y / largest
                 sy, yy = torch.dot(s, y), torch.dot(y, y)
-                known = first & (sy > pair.tiny) & yy.isfinite()
-                matrix.mul_(torch.where(known, sy / yy if self.inverse else yy / sy, 1.0))
+                is_usable = first & (sy > pair.tiny) & yy.isfinite()
+                matrix.mul_(torch.where(is_usable, sy / yy if self.inverse else yy / sy, 1.0))
         rule = self.rules["inverse" if self.inverse else "hessian"]
         old = matrix.clone() if setting["beta"] else None
         used = rule(matrix, pair if self.inverse else pair.dual())
@@ -351,7 +351,7 @@ class QuasiNewton(_PairLink, HessianLink):
         return used
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiplies by the inverse Hessian, or solves with the Hessian."""
+        """Multiply by the inverse Hessian, or solve with the Hessian."""
         matrix = self._matrix(state, u, setting)
         first = state["pairs"] == 0
         if self.inverse:
@@ -367,13 +367,13 @@ class QuasiNewton(_PairLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian as it is known now."""
-        kept = Dense(self._matrix(state, vector_like(objective), setting).clone(), symmetric=self.symmetric)
-        return kept.inverse() if self.inverse else kept
+        """Return the current Hessian."""
+        dense = Dense(self._matrix(state, vector_like(objective), setting).clone(), symmetric=self.symmetric)
+        return dense.inverse() if self.inverse else dense
 
 
 def _exceeds(vector: Tensor, tol: float) -> Tensor:
-    """Whether the largest component is above a threshold, and all are finite."""
+    """Return whether the largest component is above a threshold, and all are finite."""
     if vector.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=vector.device)
     largest = torch.linalg.vector_norm(vector, float("inf"))
@@ -381,7 +381,7 @@ def _exceeds(vector: Tensor, tol: float) -> Tensor:
 
 
 def _is_parabola(before: Tensor | None, loss: Tensor | None, s: Tensor, g_before: Tensor, g: Tensor) -> Tensor:
-    """Whether values and slopes show that the function is exactly quadratic along the step."""
+    """Return whether values and slopes show that the function is exactly quadratic along the step."""
     if before is None or loss is None:
         return torch.zeros((), dtype=torch.bool, device=s.device)
     first, last = torch.dot(s, g_before), torch.dot(s, g)

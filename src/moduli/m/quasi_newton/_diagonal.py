@@ -50,7 +50,7 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
 
     @staticmethod
     def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
-        """The next diagonal from this one and a pair; None where the pair is of no use.
+        """Return the next diagonal from this one and a pair; None if the pair is of no use.
 
         The pair is divided by the largest component of s, so that powers of it do not underflow.
         """
@@ -73,15 +73,15 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
             raise ValueError(f"{type(self).__name__}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
 
     def _diagonal(self, state: Any, like: Tensor, setting: Any) -> Tensor:
-        held: Tensor | None = state.get("diagonal")
-        if held is None or held.shape != like.shape or held.dtype is not like.dtype:
+        diagonal: Tensor | None = state.get("diagonal")
+        if diagonal is None or diagonal.shape != like.shape or diagonal.dtype is not like.dtype:
             scale = 1.0 if setting["init_scale"] == "auto" else float(setting["init_scale"])
-            held = state["diagonal"] = torch.full_like(like, scale)
+            diagonal = state["diagonal"] = torch.full_like(like, scale)
             state["pairs"] = 0
-        return held
+        return diagonal
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Changes the diagonal with the pair of the last step."""
+        """Update the diagonal with the pair of the last step."""
         x, s, y, _ = take_tensors(self, objective, state, setting)
         b = self._diagonal(state, x, setting)
         if s is None or y is None:
@@ -100,16 +100,16 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
         return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Divides by the diagonal."""
+        """Divide by the diagonal."""
         return u / self._keep_in_bounds(self._diagonal(state, u, setting), setting)
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The diagonal."""
+        """Return the diagonal as an operator."""
         return Diagonal(self._keep_in_bounds(self._diagonal(state, vector_like(objective), setting), setting))
 
 
 def _bfgs(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
-    """The diagonal of the BFGS update of the inverse."""
+    """Return the diagonal of the BFGS update of the inverse."""
     sy, h = _dot(s, y), 1 / b
     if not sy > torch.finfo(s.dtype).tiny:
         return None

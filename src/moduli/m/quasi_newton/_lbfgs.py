@@ -1,6 +1,6 @@
 """The last pairs of steps and gradient differences, with the small matrices of the compact form kept up to date.
 
-* L-BFGS for all members of a population at once: each has pairs of its own.
+* L-BFGS for all members of a population at once: each has separate pairs.
 * Limited-memory BFGS.
 """
 
@@ -22,7 +22,7 @@ from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
 from ._pairs import _PairLink, count_skipped, take_pair
 
 _WIDE = 8_192
-"""For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
+"""For products with larger matrices NumPy's library uses all threads, even if it was configured for a single one."""
 Small = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -42,10 +42,10 @@ class PairMemory:
 
     def __init__(self, state: Any, like: Tensor, history: int) -> None:
         n, dtype, device = len(like), like.dtype, like.device
-        held = state.get("rows")
-        if held is None or held.shape[1] != n or state["history"] != history or held.dtype is not dtype:
+        stored = state.get("rows")
+        if stored is None or stored.shape[1] != n or state["history"] != history or stored.dtype is not dtype:
             capacity = history
-            # Saved vectors follow reordered parameters along every axis of their length, so no other axis may have it.
+            # Saved vectors are permuted with parameters along every axis of their length, so no other axis may have it.
             while capacity == n or 2 * capacity == n:
                 capacity += 1
             state["rows"] = torch.zeros(2 * capacity, n, dtype=dtype, device=device)
@@ -70,7 +70,7 @@ class PairMemory:
         self._weights: Small = np.empty(2 * self.capacity)
 
     def still(self, state: Any, like: Tensor, history: int) -> bool:
-        """Whether this is still the view of that state."""
+        """Return whether this is still the view of that state."""
         return (
             state.get("rows") is self.rows
             and state["slots"] is self.slots
@@ -83,22 +83,22 @@ class PairMemory:
         return len(self.slots)
 
     def products(self, vector: Any) -> Small:
-        """S v and Y v, one after the other; v is an array where NumPy is used."""
+        """Return S v and Y v concatenated; v is an array if NumPy is used."""
         if self._narrow:
-            found: Any = self._rows.dot(vector)
+            products: Any = self._rows.dot(vector)
         else:
-            given = torch.from_numpy(vector) if self.numpy else vector
-            found = torch.mv(self.rows, given).cpu().numpy()
-        return found if found.dtype == np.float64 else found.astype(np.float64)
+            tensor = torch.from_numpy(vector) if self.numpy else vector
+            products = torch.mv(self.rows, tensor).cpu().numpy()
+        return products if products.dtype == np.float64 else products.astype(np.float64)
 
     def direction(self, vector: Any) -> Any:
-        """The inverse BFGS matrix times v: an array where NumPy is used, otherwise a tensor."""
+        """Return the inverse BFGS matrix times v: an array if NumPy is used, otherwise a tensor."""
         capacity, inverse, weights, newest = self.capacity, self._inverse, self._weights, self.slots[-1]
         gamma = float(self._sy[newest] / self._yy[newest, newest])
-        found = self.products(vector)
-        v = inverse.dot(found[:capacity])
+        products = self.products(vector)
+        v = inverse.dot(products[:capacity])
         inner = self._yy.dot(v)
-        inner -= found[capacity:]
+        inner -= products[capacity:]
         inner *= gamma
         inner += self._sy * v
         weights[:capacity] = inner.dot(inverse)
@@ -107,34 +107,34 @@ class PairMemory:
         if not self.numpy:
             return torch.addmv(vector, self.rows.T, torch.from_numpy(weights).to(vector), beta=gamma, alpha=1.0)
         rows = self._rows
-        given = weights if rows.dtype == np.float64 else weights.astype(rows.dtype)
+        combination = weights if rows.dtype == np.float64 else weights.astype(rows.dtype)
         out = rows.dtype.type(gamma) * vector
-        out += given.dot(rows) if self._narrow else torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
+        out += combination.dot(rows) if self._narrow else torch.mv(self.rows.T, torch.from_numpy(combination)).numpy()
         return out
 
     def add(self, s: Any, y: Any, sy: float) -> None:
-        """Take in a pair, and forget the oldest where there is no room."""
+        """Add a pair, and drop the oldest if there is no room."""
         slots, inverse, capacity = self.slots, self._inverse, self.capacity
         slot = slots.pop(0) if len(slots) == self.history else len(slots)
         slots.append(slot)
         self._rows[slot], self._rows[slot + capacity] = s, y
-        found = self.products(y)
+        products = self.products(y)
         inverse[slot] = inverse[:, slot] = 0.0
-        column = inverse.dot(found[:capacity])
+        column = inverse.dot(products[:capacity])
         column *= -1.0 / sy
         column[slot] = 1.0 / sy
         inverse[:, slot] = column
-        self._yy[slot] = self._yy[:, slot] = found[capacity:]
+        self._yy[slot] = self._yy[:, slot] = products[capacity:]
         self._sy[slot] = sy
 
     def clear(self) -> None:
-        """Forget all pairs."""
+        """Drop all pairs."""
         self.slots.clear()
         self._inverse[:] = 0.0
         self._sy[:] = 0.0
 
     def ordered(self) -> tuple[Tensor, Tensor]:
-        """S and Y with the oldest pair first, as new tensors."""
+        """Return S and Y with the oldest pair first, as new tensors."""
         slots = torch.tensor(self.slots, dtype=torch.long, device=self.rows.device)
         return self.rows.index_select(0, slots), self.rows.index_select(0, slots + self.capacity)
 
@@ -148,19 +148,19 @@ def _view_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Inner products over all parameters, one for each member."""
-    found = [(x * y).sum(1).double() for x, y in zip(a, b, strict=True)]
-    return torch.stack(found).sum(0)
+    """Return inner products over all parameters, one for each member."""
+    products = [(x * y).sum(1).double() for x, y in zip(a, b, strict=True)]
+    return torch.stack(products).sum(0)
 
 
 def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    found = [rows.abs().amax(1).double() for rows in tensors if rows.shape[1]]
-    # `amax` carries NaN along, so what is not a number exceeds no threshold.
-    return torch.stack(found).amax(0) if found else torch.zeros(len(tensors[0]), dtype=torch.float64)
+    maxima = [rows.abs().amax(1).double() for rows in tensors if rows.shape[1]]
+    # `amax` propagates NaN, which exceeds no threshold.
+    return torch.stack(maxima).amax(0) if maxima else torch.zeros(len(tensors[0]), dtype=torch.float64)
 
 
 def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
-    """Take in the pair of the last step of each member; the newest pair is last in (N, history, size)."""
+    """Add the pair of the last step of each member; the newest pair is last in (N, history, size)."""
     x, u = _view_rows(objective.params), _view_rows(mask_absent(objective.peek_updates(), objective.present))
     history = setting["history_size"]
     fits = all(
@@ -193,13 +193,13 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
     good = moved & changed & enough & sy.isfinite() & yy.isfinite()
     for state, a, b in zip(states, s, y, strict=True):
         for key, new in (("s", a), ("y", b)):
-            held = state[key]
-            state[key] = torch.where(good[:, None, None], torch.cat([held[:, 1:], new[:, None]], 1), held)
+            stored = state[key]
+            state[key] = torch.where(good[:, None, None], torch.cat([stored[:, 1:], new[:, None]], 1), stored)
     shared["pairs"] = torch.where(good, (pairs + 1).clamp(max=history), pairs)
 
 
 def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
-    """The inverse BFGS matrix of each member times its update: the two-loop recursion, all members in each step of it."""
+    """Return the inverse BFGS matrix of each member times its update: the two-loop recursion, vectorised over members."""
     u = _view_rows(mask_absent(objective.peek_updates(), objective.present))
     history, pairs = setting["history_size"], shared["pairs"]
     s, y = [state["s"] for state in states], [state["y"] for state in states]
@@ -253,7 +253,7 @@ class LBFGS(_PairLink, HessianLink):
         scale_first: Before there is a pair, scale the update to a length of at most one.
         update_freq: Take in a pair at every n-th step only.
         damping: "powell" mixes y with Bs until $s^Ty \ge 0.2\,s^TBs$, so that no pair is lost.
-        inner: Links that transform the update after the pair was learnt and before it is multiplied.
+        inner: Links that transform the update after the pair was stored and before it is multiplied.
 
     Example:
         >>> import torch, moduli as mo
@@ -287,7 +287,7 @@ class LBFGS(_PairLink, HessianLink):
     inner: Chainable | None = None
 
     def attached(self, optimizer: Optimizer) -> None:
-        """For a population the pairs of all members are kept with each parameter."""
+        """For a population, store the pairs of all members with each parameter."""
         if optimizer.binding.members is None:
             return
         if self.defaults["damping"] is not None or self.children:
@@ -298,26 +298,26 @@ class LBFGS(_PairLink, HessianLink):
 
     def _follow_members(self, params: list[Tensor]) -> None:
         here = sorted(describe_params(params, self.settings.binding.slots))
-        known = self.global_state.get("members of")
-        if known != here:
-            # Sizes are those of all members in a process, of which a checkpoint may come from another number.
-            if known is not None and [_drop_size(part) for part in known] != [_drop_size(part) for part in here]:
+        before = self.global_state.get("members of")
+        if before != here:
+            # Sizes are those of one member: a checkpoint may come from another number of processes.
+            if before is not None and [_drop_size(part) for part in before] != [_drop_size(part) for part in here]:
                 self.reset()
             self.global_state["members of"] = here
 
     def _memory(self, state: Any, like: Tensor, setting: Any) -> PairMemory:
-        held: PairMemory | None = self.__dict__.get("_held")
-        if held is None or not held.still(state, like, setting["history_size"]):
-            held = self._held = PairMemory(state, like, setting["history_size"])
-        return held
+        memory: PairMemory | None = self.__dict__.get("_held")
+        if memory is None or not memory.still(state, like, setting["history_size"]):
+            memory = self._held = PairMemory(state, like, setting["history_size"])
+        return memory
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = super().__getstate__()
-        kept.pop("_held", None)
-        return kept
+        state = super().__getstate__()
+        state.pop("_held", None)
+        return state
 
     def protect(self, guard: Guard, unwritten: Sequence[Tensor] = ()) -> None:
-        """Register the state; of the pairs the one whose slot is used next."""
+        """Register the state with a guard; of the pairs only the one whose slot is used next."""
         for state in self.rows.values():
             if "slots" in state:
                 slots, rows = state["slots"], state["rows"]
@@ -327,7 +327,7 @@ class LBFGS(_PairLink, HessianLink):
         super().protect(guard, unwritten)
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Takes in the pair of the last step."""
+        """Add the pair of the last step."""
         if objective.members is not None:
             self._follow_members(objective.params)
             states = [self.state[param] for param in objective.params]
@@ -336,7 +336,7 @@ class LBFGS(_PairLink, HessianLink):
         self.learn_vector(objective, states[0], settings[0])
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Takes in the pair of the last step of one model."""
+        """Add the pair of the last step of one model."""
         x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
         memory = self._memory(state, x, setting)
         if verdict:
@@ -351,20 +351,20 @@ class LBFGS(_PairLink, HessianLink):
             y = damped.numpy() if memory.numpy else damped
         along, yy = float(s.dot(y)), float(y.dot(y))
         rounding = memory.eps * math.sqrt(float(s.dot(s)) * yy)
-        # A square of y that underflows has lost the scale of the matrix, which is divided by it.
+        # The scale of the matrix is divided by the square of y, which must not underflow.
         if math.inf > along > max(setting["sy_tol"], rounding, memory.tiny) and math.inf > yy > memory.tiny:
             memory.add(s, y, along)
         else:
             count_skipped(self, objective, state)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Multiplies by the inverse Hessian of the pairs."""
+        """Multiply by the inverse Hessian of the pairs."""
         if objective.members is not None:
             return multiply_members(objective, states, self.global_state, settings[0])
         return super().apply_states(objective, states, settings)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Multiplies the update of one model."""
+        """Multiply the update of one model."""
         memory = self._memory(state, u, setting)
         if memory.slots:
             return torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
@@ -372,7 +372,7 @@ class LBFGS(_PairLink, HessianLink):
         return u / length if 1 < length < math.inf else None
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The BFGS matrix of the pairs, in compact form."""
+        """Return the BFGS matrix of the pairs, in compact form."""
         like = vector_like(objective)
         memory = self._memory(state, like, setting)
         return LBFGSOperator(*memory.ordered()) if len(memory) else ScaledIdentity(len(like), like.new_ones(()))

@@ -21,10 +21,10 @@ from ..second_order._newton import shortest
 
 
 class _PairLink(VectorLink):
-    """A link that learns from pairs, each made of the point and update before and now."""
+    """A link that learns from pairs, the differences of successive points and updates."""
 
     def reset_for_online(self) -> None:
-        """Forgets the last point, so that no pair is made across an evaluation of another function."""
+        """Clear the last point, so that no pair is formed across an evaluation of another function."""
         super().reset_for_online()
         for state in self.state.values():
             for key in ("x", "u", "loss"):
@@ -32,21 +32,21 @@ class _PairLink(VectorLink):
 
 
 def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tuple[Tensor, Any, Any, str]:
-    """(x, s, y, verdict) of all parameters; s and y are None at first, and the verdict says why they are of no use.
+    """Return (x, s, y, verdict) of all parameters; s and y are None at first, and the verdict says why they are of no use.
 
-    They are arrays where the vector is small and tensors elsewhere; the verdict is "first" or "new" where nothing fitting was
-    remembered, "step" or "gradient" where a difference is within its threshold, and "" for a pair.
+    They are arrays if the vector is small and tensors otherwise; the verdict is "first" or "new" if no matching point was
+    stored, "step" or "gradient" if a difference is within its threshold, and "" for a pair.
     """
     x, u = flat(objective.params), gather_update(objective)
     before: Tensor | None = state.get("x")
     if before is None or before.shape != x.shape or before.dtype != x.dtype:
         state["x"], state["u"] = x.clone(), u.clone()
         return x, None, None, "first" if before is None else "new"
-    known: list[Any] = [x, u, before, state["u"]]
+    vectors: list[Any] = [x, u, before, state["u"]]
     if is_small(x.numel(), x.device):
-        known = [tensor.numpy() for tensor in known]
-    s, y = known[0] - known[2], known[1] - known[3]
-    known[2][:], known[3][:] = known[0], known[1]
+        vectors = [tensor.numpy() for tensor in vectors]
+    s, y = vectors[0] - vectors[2], vectors[1] - vectors[3]
+    vectors[2][:], vectors[3][:] = vectors[0], vectors[1]
     verdict = "" if _exceeds(y, gtol) else "gradient"
     return x, s, y, verdict if _exceeds(s, ptol) else "step"
 
@@ -54,7 +54,7 @@ def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tup
 def take_tensors(
     link: Module, objective: Objective, state: Any, setting: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
-    """Return `take_pair`'s result as tensors and count the pair as skipped where s and y are of no use; they are None then."""
+    """Return `take_pair`'s result as tensors, and count pairs that are of no use as skipped; s and y are None then."""
     x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
     if verdict in ("step", "gradient"):
         count_skipped(link, objective, state)
@@ -74,7 +74,7 @@ def count_skipped(link: Module, objective: Objective, state: Any) -> None:
 
 
 def _exceeds(vector: Any, tol: float) -> bool:
-    """Whether the largest component of an array or tensor is above a threshold, and all are finite."""
+    """Return whether the largest component of an array or tensor is above a threshold, and all are finite."""
     if tol * tol * len(vector) < float(vector.dot(vector)) < float("inf"):
         return True  # the mean square is above the threshold's
     return len(vector) > 0 and tol < float(abs(vector).max()) < float("inf")
@@ -101,7 +101,7 @@ class GradientCorrection(_PairLink):
     """
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """The pair of the last step."""
+        """Store the pair of the last step."""
         _, s, y, _ = take_tensors(self, objective, state, {"ptol": 0.0, "gtol": 0.0})
         state.pop("s", None)
         if s is None or y is None:
@@ -113,7 +113,7 @@ class GradientCorrection(_PairLink):
             count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Takes out the part along the last step."""
+        """Remove the part along the last step."""
         if "s" not in state:
             return None
         s, y = state["s"], state["y"]
@@ -165,7 +165,7 @@ class LSR1(_PairLink, HessianLink):
     inner: Chainable | None = None
 
     def _times(self, state: Any, v: Tensor, gamma: float) -> Tensor:
-        """H v."""
+        """Return H v."""
         if not state.get("s"):
             return gamma * v
         S, Y = torch.stack(state["s"]), torch.stack(state["y"])
@@ -175,30 +175,30 @@ class LSR1(_PairLink, HessianLink):
         return gamma * v + Z.T @ inner
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Takes in the pair of the last step."""
+        """Add the pair of the last step."""
         x, s, y, verdict = take_tensors(self, objective, state, setting)
-        held = state.setdefault("s", [])
+        steps = state.setdefault("s", [])
         other = state.setdefault("y", [])
         restart = (verdict == "step" and setting["ptol_restart"]) or (verdict == "gradient" and setting["gtol_restart"])
-        if restart or (held and held[0].shape != x.shape):
-            held.clear()
+        if restart or (steps and steps[0].shape != x.shape):
+            steps.clear()
             other.clear()
         if s is None or y is None:
             return
-        # The matrix does not depend on the lengths of pairs, but its small matrix is the better conditioned the more alike.
+        # The matrix does not depend on the lengths of pairs, but its small matrix is better conditioned for equal lengths.
         s, y = divide_by_step(s, y)
         z = s - self._times(state, y, float(setting["init_scale"]))
         sizes = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(y))
         limits = torch.finfo(s.dtype)
         if limits.max > abs(torch.dot(z, y).item()) > max(max(1e-8, limits.eps) * sizes, limits.tiny):
-            held.append(s)
+            steps.append(s)
             other.append(y)
-            del held[: -setting["history_size"]], other[: -setting["history_size"]]
+            del steps[: -setting["history_size"]], other[: -setting["history_size"]]
         else:
             count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiplies by the inverse Hessian of the pairs."""
+        """Multiply by the inverse Hessian of the pairs."""
         out = self._times(state, u, float(setting["init_scale"]))
         if setting["scale_first"] and not state.get("s"):
             length = float(torch.linalg.vector_norm(out))
@@ -206,7 +206,7 @@ class LSR1(_PairLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The SR1 matrix of the pairs: a multiple of the identity and a small matrix between tall ones."""
+        """Return the SR1 matrix of the pairs: a multiple of the identity plus a low-rank product."""
         sigma = 1 / float(setting["init_scale"])
         diag = vector_like(objective).fill_(sigma)
         if not state.get("s"):
@@ -219,7 +219,7 @@ class LSR1(_PairLink, HessianLink):
 
 
 class SG2(HessianLink):
-    r"""Learns the Hessian from differences of gradients along random signs $\Delta$, and solves with it.
+    r"""Estimates the Hessian from differences of gradients along random signs $\Delta$, and solves with it.
 
     $\hat H = \tfrac12 (A + A^T),\ A = \Delta^{-1}\,(g(x + h\Delta) - g(x - h\Delta))^T / 2h$, averaged over all steps
     (or exponentially). In the first steps the update is divided by the mean of the diagonal instead. Behind `SPSA` the
@@ -253,7 +253,7 @@ class SG2(HessianLink):
 
     needs = frozenset({Need.GRADIENT, Need.CLOSURE})
     real_only = True
-    learnt = "H"
+    required_state = "H"
 
     ranges = {check.at_least_one: ("n_samples", "n_first_step_samples"), check.once(check.positive): ("h",)}
     attributes = ("seed",)
@@ -269,7 +269,7 @@ class SG2(HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Takes in differences of gradients."""
+        """Add differences of gradients to the mean Hessian."""
         objective.get_updates()
         like = flat(objective.params)
         k, h = state.get("step", 0), setting["h"]
@@ -281,13 +281,13 @@ class SG2(HessianLink):
             difference = self._gradient(objective, signs, h) - self._gradient(objective, signs, -h)
             total += torch.outer(1 / flat(signs), difference / (2 * h))
         H = 0.5 * (total + total.T) / count
-        held: Tensor | None = state.get("H")
-        if held is None or held.shape != H.shape:
+        mean: Tensor | None = state.get("H")
+        if mean is None or mean.shape != H.shape:
             state["H"], state["step"] = H, 1
             return
         beta = setting["beta"]
         weight = 1 / (k + 1) if beta is None else 1 - beta
-        state["H"] = torch.lerp(held, H, weight)
+        state["H"] = torch.lerp(mean, H, weight)
         state["step"] = k + 1
 
     def _gradient(self, objective: Objective, signs: list[Tensor], h: float) -> Tensor:
@@ -301,7 +301,7 @@ class SG2(HessianLink):
         return H
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solves with the mean Hessian."""
+        """Solve with the mean Hessian."""
         H = self._damp(state, setting)
         if state["step"] > setting["start_step"]:
             return shortest(H, u)
@@ -309,5 +309,5 @@ class SG2(HessianLink):
         return u / mean if mean > 0 else u.clone()
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The mean Hessian."""
+        """Return the mean Hessian."""
         return Dense(self._damp(state, setting), symmetric=True)

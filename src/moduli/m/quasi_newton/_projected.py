@@ -1,4 +1,4 @@
-"""Methods that stretch space, project gradients out, or keep a second matrix."""
+"""Methods that stretch space, project gradients out, or use a second matrix."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Projected(QuasiNewton):
         super().collect({**given, "alpha": 0.0})
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """One pair; where the rule refuses it, everything is projected out already."""
+        """Project out one pair; reset the matrix if the rule rejects it, since everything is projected out then."""
         pairs = state["pairs"]
         used = super().learn(matrix, pair, state, setting)
         if state["pairs"] == pairs and setting["restart_interval"] is not None:
@@ -118,16 +118,16 @@ class ProjectedNewtonRaphson(_Projected):
     symmetric = False
 
     def _start(self, state: Any, like: Tensor, setting: Any) -> Tensor:
-        # What was learnt takes over; where nothing was since the last time, it does not help, and all begins again.
-        learnt: Tensor | None = state.pop("learnt", None) if state.get("pairs") else None
+        # Continue with the second matrix; if it has no pairs since the last restart, reset to the identity.
+        second: Tensor | None = state.pop("learnt", None) if state.get("pairs") else None
         matrix = super()._start(state, like, setting)
-        if learnt is not None and learnt.shape == matrix.shape and bool(torch.isfinite(learnt).all()):
-            matrix.copy_(learnt)
+        if second is not None and second.shape == matrix.shape and bool(torch.isfinite(second).all()):
+            matrix.copy_(second)
         state["learnt"] = matrix.clone()
         return matrix
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """R first, from the projection as it was before the pair."""
+        """Update R first, from the projection before the pair."""
         projected = matrix @ pair.y
         rank_one(lambda H, p: projected)(state["learnt"], pair)
         return super().learn(matrix, pair, state, setting)
@@ -165,7 +165,7 @@ class ThomasOptimalMethod(QuasiNewton):
         return matrix
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """The second matrix, and the rank-one update along what it chooses."""
+        """Update the second matrix, and make the rank-one update along the direction that it gives."""
         s, R = pair.s, state["other"]
         length = float(torch.linalg.vector_norm(s))
         d = R @ s + 0.5 * length * s
@@ -175,7 +175,7 @@ class ThomasOptimalMethod(QuasiNewton):
         R = R - torch.outer(d / ds, d)
         R.diagonal().add_(length)
         R.mul_(1 + length)
-        if float(R.diagonal().abs().max()) > 1e30:  # it grows with every step, and is begun again before it overflows
+        if float(R.diagonal().abs().max()) > 1e30:  # it grows with every step, and is reset before it overflows
             R = torch.eye(len(R), dtype=R.dtype, device=R.device)
         state["other"] = R
         chosen = Pair(s, pair.y, pair.before, pair.after, pair.tol, {**pair.setting, "direction": d})

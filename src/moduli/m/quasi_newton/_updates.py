@@ -167,7 +167,7 @@ class SR1(QuasiNewton):
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": sr1, "hessian": sr1}
 
-    # Scaled with the first pair, the inverse would have the right curvature along y already, and the pair be lost.
+    # Scaled with the first pair, the inverse would have the right curvature along y already, and the pair would have no effect.
     init_scale: float | str = 1.0
 
 
@@ -201,7 +201,7 @@ class SSVM(QuasiNewton):
     switch: int = 3
 
 
-# The directions c of H += (s - Hy) c' / c'y that serve the inverse of one method and the Hessian of another.
+# The directions c of H += (s - Hy) c' / c'y, used for the inverse by one method and for the Hessian by another.
 _PULLED_STEP = rank_one(lambda H, pair: H.T @ pair.s)
 _CHANGE = rank_one(lambda H, pair: pair.y)
 _STEP = rank_one(lambda H, pair: pair.s)

@@ -1,6 +1,6 @@
 """Links from estimates of the Hessian's diagonal.
 
-* What methods that precondition by a sketch of the Hessian's diagonal have in common.
+* The base of methods that precondition by a sketch of the Hessian's diagonal.
 * AdaHessian.
 * Sophia with Hutchinson's estimator.
 * Equilibrated gradient descent.
@@ -48,7 +48,7 @@ class _HutchinsonBase(_SecondOrderLink):
 
     def collect(self, given: Mapping[str, Any]) -> None:
         super().collect(given)
-        # Moments are learnt at every step, the diagonal at every n-th.
+        # Moments are updated at every step, the diagonal at every n-th.
         self.every, self.update_freq = self.update_freq, 1
 
     def find_known(
@@ -61,36 +61,36 @@ class _HutchinsonBase(_SecondOrderLink):
             states: The states.
             **buffers: The state that each argument's links are for.
         """
-        kept = [i for i, state in enumerate(states) if all(name in state for name in buffers.values())]
-        rows = [dict(states[i]) for i in kept]
-        params = [objective.params[i] for i in kept]
+        positions = [i for i, state in enumerate(states) if all(name in state for name in buffers.values())]
+        rows = [dict(states[i]) for i in positions]
+        params = [objective.params[i] for i in positions]
         for key, name in buffers.items():
-            found = transform_buffers(self, key, [row[name] for row in rows], params, objective)
-            for row, buffer in zip(rows, found, strict=True):
+            buffers_now = transform_buffers(self, key, [row[name] for row in rows], params, objective)
+            for row, buffer in zip(rows, buffers_now, strict=True):
                 row[name] = buffer
-        return list(zip(kept, rows, strict=True))
+        return list(zip(positions, rows, strict=True))
 
 
 class _DiagonalMoments(_HutchinsonBase):
-    """Divides the mean gradient by a running mean that is learnt from estimates of the Hessian's diagonal."""
+    """Divides the mean gradient by a running mean of estimates of the Hessian's diagonal."""
 
     second: ClassVar[str]
     """The entry of the state that holds that mean."""
 
     @abstractmethod
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Take one estimate of the diagonal into the mean, in place."""
+        """Add one estimate of the diagonal to the mean, in place."""
 
     @abstractmethod
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """The update from both means."""
+        """Return the update from both means."""
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """The mean gradient, and the other mean when it is its turn."""
-        found: list[Tensor] | None = None
+        """Update the mean gradient, and at every n-th step the mean of the diagonal."""
+        diagonals: list[Tensor] | None = None
         first = settings[0]
         if self.increment_counter("estimates", 0) % self.every == 0:
-            found = objective.hutchinson_hessian(
+            diagonals = objective.hutchinson_hessian(
                 n_samples=first["n_samples"],
                 distribution=first["distribution"],
                 hvp_method=first["hvp_method"],
@@ -106,12 +106,12 @@ class _DiagonalMoments(_HutchinsonBase):
                 state["step"] = state["estimates"] = 0
             state["step"] += 1
             state["exp_avg"].lerp_(u, 1 - setting["beta1"])
-            if found is not None:
+            if diagonals is not None:
                 state["estimates"] += 1
-                self.learn_diagonal(state[self.second], found[i], setting)
+                self.learn_diagonal(state[self.second], diagonals[i], setting)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divides one mean by the other."""
+        """Divide one mean by the other."""
         out = list(objective.get_updates())
         buffers = {"exp_avg_tfm": "exp_avg", f"{self.second}_tfm": self.second}
         for i, state in self.find_known(objective, states, **buffers):
@@ -175,12 +175,12 @@ class AdaHessian(_DiagonalMoments):
     D_exp_avg_sq_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """The mean square."""
+        """Add the square of an estimate to the mean, in place."""
         D = _average_blocks(D, setting)
         held.mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """By a power of the root of the mean square."""
+        """Return the mean gradient divided by a power of the root of the mean square."""
         out: Tensor = m / (D ** (setting["hessian_power"] / 2) + setting["eps"])
         return out
 
@@ -246,11 +246,11 @@ class SophiaH(_DiagonalMoments):
     D_exp_avg_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """The mean."""
+        """Add an estimate to the mean, in place."""
         held.lerp_(D, 1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """By the diagonal, and clips."""
+        """Return the mean gradient divided by the diagonal, and clipped."""
         ratio = m / (D * setting["precond_scale"]).clamp(min=setting["eps"])
         return ratio.clamp(-setting["clip"], setting["clip"])
 
@@ -299,7 +299,7 @@ class ESGD(_HutchinsonBase):
     Hz_sq_acc_tfm: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Accumulates squares of products with random vectors."""
+        """Accumulate squares of products with random vectors."""
         if self.increment_counter("estimates", 0) % self.every:
             return
         setting = settings[0]
@@ -321,7 +321,7 @@ class ESGD(_HutchinsonBase):
                     state["Hz_sq"].lerp_(square, 1 - own["beta"])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divides by the roots of the means."""
+        """Divide by the roots of the means."""
         out = list(objective.get_updates())
         for i, state in self.find_known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
             setting = settings[i]

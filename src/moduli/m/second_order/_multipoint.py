@@ -29,16 +29,16 @@ class _Points:
         return False
 
     def gradient(self, point: Tensor) -> Tensor:
-        """The gradient there."""
+        """Return the gradient at a point."""
         return flat(self.objective.get_grads(at_x0=self._is_at(point))).to(self.x.dtype).clone()
 
     def hessian(self, point: Tensor) -> Tensor:
-        """The Hessian there."""
+        """Return the Hessian at a point."""
         H = self.objective.hessian(self.method, 1e-3, at_x0=self._is_at(point))[2].to(self.x.dtype)
         return 0.5 * (H + H.mT)
 
     def solve(self, H: Tensor, b: Tensor) -> Tensor:
-        """The solution d of H d = b; parameters without curvature keep b."""
+        """Return the solution d of H d = b; parameters without curvature keep b."""
         return solve_live(H, b, self.how)
 
 
@@ -72,7 +72,7 @@ class MultipointNewton(Module):
 
     @abstractmethod
     def end(self, at: _Points, x: Tensor) -> Tensor:
-        """Where the step from x ends.
+        """Return the end of the step from x.
 
         Args:
             at: Gives `gradient(point)`, `hessian(point)` and `solve(H, b)`.
@@ -80,17 +80,17 @@ class MultipointNewton(Module):
         """
 
     def apply(self, objective: Objective) -> Objective:
-        """The way from here to the end."""
+        """Return the objective with the difference to the end as its update."""
         refuse_complex(type(self).__name__, objective.params)
         at = _Points(objective, self.derivatives_method, self.lstsq)
         objective.get_loss(backward=True)
         with objective.moved():
             end = self.end(at, at.x)
-        found = at.x - end
-        if not bool(torch.isfinite(found).all()):
+        difference = at.x - end
+        if not bool(torch.isfinite(difference).all()):
             return objective
-        parts = unflat(found, objective.params)
-        # Parameters without a gradient stay; the systems leave them at zero.
+        parts = unflat(difference, objective.params)
+        # Parameters without a gradient do not move; the solutions are zero for them.
         objective.updates = [part.clone() for part in parts]
         return objective
 

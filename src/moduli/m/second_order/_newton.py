@@ -1,9 +1,9 @@
 """Newton's method.
 
-* What second-order links have in common: how derivatives are asked for, and how much of the spectrum is kept.
+* The base of second-order links: the computation of derivatives, and the truncation of the spectrum.
 * Systems with a Hessian, which may be singular or indefinite.
 * Newton's method.
-* Newton's method without a solution of systems.
+* Newton's method without solving systems.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _SecondOrderLink(DeclaredLink, Transform):
     attributes = ("seed",)
 
     def all_needs(self) -> frozenset[Need]:
-        """Second derivatives; evaluations elsewhere where they are made of differences."""
+        """Return the second derivatives, and evaluations elsewhere for differences."""
         needs, own = super().all_needs(), self.defaults
         if "fd" in own.get("hvp_method", own.get("hessian_method", "")):
             return (needs - {Need.PRODUCTS, Need.HESSIAN}) | {Need.CLOSURE}
@@ -53,7 +53,7 @@ class _SecondOrderLink(DeclaredLink, Transform):
 
 
 def hessian_operator(objective: Objective, setting: Any) -> FunctionOperator:
-    """The Hessian of the loss as an operator, in the precision of the parameters' vector."""
+    """Return the Hessian of the loss as an operator, in the precision of the parameters' vector."""
     like = flat(objective.params)
     _, vector, _ = objective.tensor_Hvp_function(setting["hvp_method"], setting["h"])
 
@@ -70,7 +70,7 @@ EigvalFn = Callable[[Tensor], Tensor]
 def decompose(
     H: Tensor, eigval_fn: EigvalFn | None, eigv_tol: float | None, truncate: int | None
 ) -> Eigendecomposition:
-    """The eigenvalues that are kept, after the function, and their vectors."""
+    """Return the selected eigenvalues, after the function, and their vectors."""
     values, vectors = torch.linalg.eigh(H)
     if eigval_fn is not None:
         values = eigval_fn(values)
@@ -87,21 +87,21 @@ def decompose(
 
 
 def solve(H: Tensor, b: Tensor) -> Tensor:
-    """H d = b: by Cholesky where H is positive definite, else LU; the shortest least-squares solution where it is singular."""
+    """Return d with H d = b: by Cholesky if H is positive definite, else LU; the shortest least-squares solution if singular."""
     factor, failed = torch.linalg.cholesky_ex(H)
     if not int(failed):
         return torch.cholesky_solve(b.unsqueeze(-1), factor).squeeze(-1)
-    found, failed = torch.linalg.solve_ex(H, b)
-    if not int(failed) and bool(torch.isfinite(found).all()):
-        residual = torch.linalg.vector_norm(H @ found - b)
+    solution, failed = torch.linalg.solve_ex(H, b)
+    if not int(failed) and bool(torch.isfinite(solution).all()):
+        residual = torch.linalg.vector_norm(H @ solution - b)
         if float(residual) <= 1e-3 * float(torch.linalg.vector_norm(b)):
-            solved: Tensor = found
+            solved: Tensor = solution
             return solved
     return shortest(H, b)
 
 
 def shortest(H: Tensor, b: Tensor) -> Tensor:
-    """The shortest least-squares solution of a symmetric system."""
+    """Return the shortest least-squares solution of a symmetric system."""
     values, vectors = torch.linalg.eigh(H)
     tiny = torch.finfo(H.dtype).eps * H.shape[0] * values.abs().max().clamp(min=torch.finfo(H.dtype).tiny)
     inverse = torch.where(values.abs() > tiny, 1 / values, torch.zeros_like(values))
@@ -110,7 +110,7 @@ def shortest(H: Tensor, b: Tensor) -> Tensor:
 
 
 def solve_live(H: Tensor, b: Tensor, how: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The system of the parameters that have curvature; the others (linear or unused ones) keep b as it is."""
+    """Return the solution for parameters that have curvature; the others (linear or unused ones) keep b unmodified."""
     live = (H != 0).any(0)
     if bool(live.all()):
         return how(H, b)
@@ -137,17 +137,17 @@ class _SpectralLink(_SecondOrderLink, HessianLink):
     eigval_fn: Callable[[Tensor], Tensor] | None
 
     def decompose(self, H: Tensor, setting: Any) -> Eigendecomposition | None:
-        """What is kept of the eigenvalues; None where all are, as they are."""
+        """Return the selected eigenvalues and their vectors; None if all are used unmodified."""
         if self.eigval_fn is None and setting["eigv_tol"] is None and setting["truncate"] is None:
             return None
         return decompose(H, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
 
     def solve(self, H: Tensor, b: Tensor, setting: Any) -> Tensor:
-        """The solution d of H d = b."""
-        kept = self.decompose(H, setting)
-        if kept is None:
+        """Return the solution d of H d = b."""
+        spectrum = self.decompose(H, setting)
+        if spectrum is None:
             return (shortest if setting["use_lstsq"] else solve)(H, b)
-        return kept.vectors @ ((kept.vectors.mT @ b) / kept.values)
+        return spectrum.vectors @ ((spectrum.vectors.mT @ b) / spectrum.values)
 
 
 class Newton(_SpectralLink):
@@ -184,7 +184,7 @@ class Newton(_SpectralLink):
     search_ranges = {"lr": OWN_STEPS}
 
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
-    learnt = "H"
+    required_state = "H"
 
     damping: Setting = 0.0
     eigval_fn: Callable[[Tensor], Tensor] | None = None
@@ -197,7 +197,7 @@ class Newton(_SpectralLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluates the Hessian."""
+        """Evaluate the Hessian."""
         state["H"] = evaluate_hessian(objective, setting)
 
     def _damp(self, H: Tensor, setting: Any) -> Tensor:
@@ -208,21 +208,21 @@ class Newton(_SpectralLink):
         return H
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solves for the update."""
+        """Solve for the update."""
         H = self._damp(state["H"].to(u.dtype), setting)
         if not bool(torch.isfinite(H).all()):
             return None
         return solve_live(H, u, lambda A, b: self.solve(A, b, setting))
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian, or what is left of its eigenvalues."""
+        """Return the Hessian, or its truncated spectrum."""
         H = self._damp(state["H"], setting)
-        kept = self.decompose(H, setting)
-        return Dense(H, symmetric=True) if kept is None else kept
+        spectrum = self.decompose(H, setting)
+        return Dense(H, symmetric=True) if spectrum is None else spectrum
 
 
 def evaluate_hessian(objective: Objective, setting: Any) -> Tensor:
-    """The Hessian of the loss, exactly symmetric and at least in single precision."""
+    """Return the Hessian of the loss, exactly symmetric and at least in single precision."""
     H = objective.hessian(setting["hessian_method"], setting["h"])[2]
     H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
     return 0.5 * (H + H.mT)
@@ -259,7 +259,7 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     real_only = True
-    learnt = "H"
+    required_state = "H"
 
     update_freq: int = 1
     hessian_method: str = "batched_autograd"
@@ -267,7 +267,7 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluates the Hessian, and improves its inverse."""
+        """Evaluate the Hessian, and improve the inverse."""
         state["H"] = H = evaluate_hessian(objective, setting)
         Y = state.get("Y")
         if Y is not None:
@@ -282,10 +282,10 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
             state["Y"] = Y + Y @ rest
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiplies by the inverse as it is known."""
+        """Multiply by the current inverse."""
         out: Tensor = state["Y"].to(u.dtype) @ u
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian."""
+        """Return the Hessian."""
         return Dense(state["H"], symmetric=True)

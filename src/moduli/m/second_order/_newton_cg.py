@@ -68,7 +68,7 @@ class NewtonCG(_SecondOrderLink, HessianLink):
     inner: Chainable | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solves for the update."""
+        """Solve for the update."""
         if not bool(torch.isfinite(u).all()) or not bool(u.any()):
             return None
         A = self.operator(objective, state, setting)
@@ -92,16 +92,16 @@ class NewtonCG(_SecondOrderLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian, by its products."""
+        """Return the Hessian, by its products."""
         refuse_complex("NewtonCG", objective.params)
         H = hessian_operator(objective, setting)
         return H + setting["reg"] if setting["reg"] else H
 
 
 def _extend(A: LinearOperator, b: Tensor, solution: LinearSolution) -> Tensor:
-    """What conjugate gradients reached, and along a direction of negative curvature a step of its absolute curvature.
+    """Return the result of conjugate gradients plus, for a direction of negative curvature, a step by its absolute curvature.
 
-    What was reached before it may be the gradient alone, which crawls along a valley; p falls with it, since pᵀb > 0.
+    The result before it may be the gradient alone, which is slow along a valley; p also descends, since pᵀb > 0.
     """
     out, p = solution.x, solution.direction
     if solution.outcome is not Outcome.NEGATIVE_CURVATURE or p is None or not bool(out.any()):
@@ -147,7 +147,7 @@ class NewtonCGSteihaug(TrustCG):
     reg: float = 0.0
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        # Said here, not in the name of the link that it is given to.
+        # Checked here, so that the error names this link and not the inner one.
         if isinstance(given["reg"], float) and math.isnan(given["reg"]):
             raise ValueError(f"{type(self).__name__}: reg is NaN; give a number")
         link = NewtonCG(hvp_method=given["hvp_method"], h=given["h"], reg=given["reg"])
@@ -157,7 +157,7 @@ class NewtonCGSteihaug(TrustCG):
 def nystrom(
     objective: Objective, rank: int, method: str, h: float, generator: torch.Generator | None
 ) -> Eigendecomposition:
-    """The eigenvalues (not negative) and vectors of the Nystrom approximation of the Hessian, largest first."""
+    """Return the eigenvalues (not negative) and vectors of the Nystrom approximation of the Hessian, largest first."""
     like = flat(objective.params)
     n = like.numel()
     rank = min(rank, n)
@@ -174,7 +174,7 @@ def nystrom(
     core = omega.T @ shifted
     factor, failed = torch.linalg.cholesky_ex(0.5 * (core + core.T))
     if int(failed):
-        # An indefinite Hessian has no such factor: its Ritz values, cut at zero, are what the subspace knows.
+        # An indefinite Hessian has no such factor: its Ritz values, clipped at zero, are used instead.
         values, vectors = torch.linalg.eigh(0.5 * (core + core.T))
         return Eigendecomposition(values.clamp(min=0).flip(0), (omega @ vectors).flip(1))
     B = torch.linalg.solve_triangular(factor, shifted.T, upper=False).T
@@ -184,27 +184,27 @@ def nystrom(
 
 class _Sketch(_SecondOrderLink, HessianLink):
     real_only = True
-    learnt = "values"
+    required_state = "values"
     ranges = {check.allow(check.positive, None): ("reg",)}
 
     seed: int | None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Sketches the Hessian."""
+        """Sketch the Hessian."""
         generator = self.get_generator(objective.params[0].device, self.seed)
-        found = nystrom(objective, setting["rank"], setting["hvp_method"], setting["h"], generator)
-        # Lists, so that no axis of the sketch is taken for the parameters when a saved state is reordered.
-        state["values"] = found.values.tolist()
-        state["vectors"] = list(found.vectors.unbind(1))
+        sketch = nystrom(objective, setting["rank"], setting["hvp_method"], setting["h"], generator)
+        # Lists, so that no axis of the sketch is permuted like the parameters when a saved state is reordered.
+        state["values"] = sketch.values.tolist()
+        state["vectors"] = list(sketch.vectors.unbind(1))
 
     def _sketch(self, state: Any, setting: Any) -> Eigendecomposition:
         Q = torch.stack(state["vectors"], 1)
         values = torch.tensor(state["values"], dtype=Q.dtype, device=Q.device)
-        # Largest first; one is always kept, so that there is a sketch.
-        kept = max(1, int((values >= setting["eigv_tol"] * values[0]).sum()))
-        kept = min(kept, setting.get("truncate") or kept)
+        # Largest first; at least one is used, so that there is a sketch.
+        rank = max(1, int((values >= setting["eigv_tol"] * values[0]).sum()))
+        rank = min(rank, setting.get("truncate") or rank)
         more = setting.get("damping", 0.0) + setting.get("rdamping", 0.0) * values[0]
-        return Eigendecomposition(values[:kept] + more, Q[:, :kept])
+        return Eigendecomposition(values[:rank] + more, Q[:, :rank])
 
 
 class NystromSketchAndSolve(_Sketch):
@@ -253,7 +253,7 @@ class NystromSketchAndSolve(_Sketch):
     seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solves with the sketch."""
+        """Solve with the sketch."""
         sketch, reg = self._sketch(state, setting), setting["reg"]
         if reg is None:
             inside = sketch.vectors.T @ u
@@ -262,7 +262,7 @@ class NystromSketchAndSolve(_Sketch):
         return sketch.solve_plus_diag(u, float(reg))
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The sketch, plus its regularisation."""
+        """Return the sketch, plus its regularisation."""
         sketch = self._sketch(state, setting)
         diag = torch.full(sketch.shape[-1:], float(setting["reg"] or 0.0), dtype=sketch.dtype)
         return LowRankPlusDiagonal(diag, sketch.vectors, sketch.values)
@@ -312,7 +312,7 @@ class NystromPCG(_Sketch):
     seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solves for the update."""
+        """Solve for the update."""
         if not bool(torch.isfinite(u).all()) or not bool(u.any()):
             return None
         sketch, reg = self._sketch(state, setting), float(setting["reg"])
@@ -326,5 +326,5 @@ class NystromPCG(_Sketch):
         return out if bool(out.any()) else u.clone()
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian, by its products."""
+        """Return the Hessian, by its products."""
         return hessian_operator(objective, setting) + float(setting["reg"])

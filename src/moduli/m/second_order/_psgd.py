@@ -18,7 +18,7 @@ from ._newton import _SecondOrderLink
 
 
 class _PSGDNewton(_PSGDFit, _SecondOrderLink):
-    """What the three have in common: pairs of random vectors and their products with the Hessian."""
+    """The base of the three links: pairs of random vectors and their products with the Hessian."""
 
     shared_settings = ("damping", "update_probability")
 
@@ -27,7 +27,7 @@ class _PSGDNewton(_PSGDFit, _SecondOrderLink):
     distribution: str = "normal"
 
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Random vectors and their products, with a little noise; None where it is not the turn."""
+        """Return random vectors and their products, with a little noise; None if they are not drawn at this step."""
         refuse_complex(type(self).__name__, objective.params)
         started = "started" in self.global_state
         self.global_state["started"] = True
@@ -89,12 +89,12 @@ class PSGDKronNewton(_PSGDNewton):
     follows = {"factors": "factors", "products": "factors"}
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Fits the factors to one more product."""
-        found = self.pairs(objective, settings[0])
-        if found is None:
+        """Fit the factors to one more product."""
+        drawn = self.pairs(objective, settings[0])
+        if drawn is None:
             return
         pairs, rows, own = [], [], []
-        for i, (v, Hv, state, setting) in enumerate(zip(*found, states, settings, strict=True)):
+        for i, (v, Hv, state, setting) in enumerate(zip(*drawn, states, settings, strict=True)):
             if not v.numel() or (objective.present is not None and not objective.present[i]):
                 continue
             if "factors" not in state:
@@ -108,17 +108,19 @@ class PSGDKronNewton(_PSGDNewton):
         map_alike(lambda i, pair, state: _kron.fit(state, pair[0], pair[1], own[i]), pairs, rows, own)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Preconditions each tensor."""
+        """Precondition each tensor."""
         out = list(objective.get_updates())
-        kept = [i for i, state in enumerate(states) if "factors" in state]
+        positions = [i for i, state in enumerate(states) if "factors" in state]
 
         def precondition(k: int, item: Sequence[Any], state: dict[str, Any]) -> Tensor:
-            found = _kron.precondition(state, work(item[0]).reshape(state["shape"]))
-            found = _kron.limit_amplitude(found, settings[kept[k]]["grad_clip_max_amp"])
-            return found.reshape(item[0].shape).to(item[0].dtype)
+            preconditioned = _kron.precondition(state, work(item[0]).reshape(state["shape"]))
+            preconditioned = _kron.limit_amplitude(preconditioned, settings[positions[k]]["grad_clip_max_amp"])
+            return preconditioned.reshape(item[0].shape).to(item[0].dtype)
 
-        rows, own = [states[i] for i in kept], [settings[i] for i in kept]
-        for i, tensor in zip(kept, map_alike(precondition, [(out[i],) for i in kept], rows, own), strict=True):
+        rows, own = [states[i] for i in positions], [settings[i] for i in positions]
+        for i, tensor in zip(
+            positions, map_alike(precondition, [(out[i],) for i in positions], rows, own), strict=True
+        ):
             out[i] = tensor
         objective.updates = out
         return objective
@@ -134,13 +136,13 @@ class _OneVector(_PSGDNewton, VectorLink):
     def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor: ...
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Fits the factors to one more product."""
-        found = self.pairs(objective, setting)
-        if found is not None:
-            self._fit(state, flat(found[1]).clone(), flat(found[0]).clone(), setting)
+        """Fit the factors to one more product."""
+        pair = self.pairs(objective, setting)
+        if pair is not None:
+            self._fit(state, flat(pair[1]).clone(), flat(pair[0]).clone(), setting)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Preconditions the vector of all parameters."""
+        """Precondition the vector of all parameters."""
         out, limit = self._precondition(state, u), setting["grad_clip_max_norm"]
         if limit != float("inf"):
             out = out * (limit / torch.linalg.vector_norm(out).clamp(min=limit))

@@ -2,7 +2,7 @@
 
 * Newton's method in a subspace.
 * Natural gradients with the empirical Fisher matrix.
-* Momentum that knows the curvature along the last step.
+* Momentum with the curvature along the last step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SubspaceNewton(_SpectralLink):
         C.-P. Lee, C.-J. Lin, "The common-directions method for regularized empirical risk minimization", JMLR 20 (2019).
     """
 
-    learnt = "basis"
+    required_state = "basis"
 
     ranges = {check.one_of(*_TYPES): ("sketch_type",)}
 
@@ -76,7 +76,7 @@ class SubspaceNewton(_SpectralLink):
     inner: Chainable | None = None
 
     def _columns(self, g: Tensor, x: Tensor, state: Any, setting: Any) -> Tensor:
-        """Columns that span the subspace."""
+        """Return columns that span the subspace."""
         kind, n = setting["sketch_type"], g.numel()
         k = min(setting["sketch_size"], n)
         generator = self.get_generator(g.device, self.seed)
@@ -93,17 +93,17 @@ class SubspaceNewton(_SpectralLink):
         draw = torch.randn(n, k, dtype=g.dtype, device=g.device, generator=generator)
         if kind == "orthonormal":
             return draw
-        known = [g]
+        columns = [g]
         for name, beta in (("fast", 0.9), ("slow", 0.99)):
             state[name] = g.clone() if name not in state else torch.lerp(g, state[name], beta)
-            known.append(state[name])
+            columns.append(state[name])
         if "point" in state:
-            known.append(x - state["point"])
+            columns.append(x - state["point"])
         state["point"] = x.clone()
-        return torch.cat([torch.stack(known, 1), draw], 1)[:, : max(k, 1)]
+        return torch.cat([torch.stack(columns, 1), draw], 1)[:, : max(k, 1)]
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Chooses the subspace, and evaluates the Hessian there."""
+        """Choose the subspace, and evaluate the Hessian there."""
         g = gather_update(objective)
         columns = self._columns(g, flat(objective.params), state, setting)
         columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp(min=torch.finfo(g.dtype).tiny)
@@ -122,7 +122,7 @@ class SubspaceNewton(_SpectralLink):
         return S, small
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solves in the subspace."""
+        """Solve in the subspace."""
         S, small = self._parts(state, setting)
         out = S @ self.solve(small, S.T @ u, setting)
         if torch.dot(out, u).item() <= 0:
@@ -130,10 +130,10 @@ class SubspaceNewton(_SpectralLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Hessian's part in the subspace."""
+        """Return the Hessian's part in the subspace."""
         S, small = self._parts(state, setting)
-        kept = self.decompose(small, setting) or Eigendecomposition.of(small)
-        return Eigendecomposition(kept.values, S @ kept.vectors)
+        spectrum = self.decompose(small, setting) or Eigendecomposition.of(small)
+        return Eigendecomposition(spectrum.values, S @ spectrum.vectors)
 
 
 def _unit(index: Tensor, like: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class NaturalGradient(HessianLink):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
     real_only = True
-    learnt = "G"
+    required_state = "G"
 
     ranges = {check.non_negative: ("reg",)}
     attributes = ("batched",)
@@ -180,7 +180,7 @@ class NaturalGradient(HessianLink):
     batched: bool = True
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluates the Jacobian, and puts the sum of the losses in place of the vector."""
+        """Evaluate the Jacobian, and replace the vector of losses by its sum."""
         losses = objective.get_residuals()
         G = jacobian(losses, objective.params, self.batched)
         state["G"] = list(G.unbind(0))
@@ -194,11 +194,11 @@ class NaturalGradient(HessianLink):
         objective.needs = objective.needs - {Need.RESIDUALS}
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solves in the space of samples."""
+        """Solve in the space of samples."""
         G = torch.stack(state["G"])
         gram = G @ G.T
         reg = float(setting["reg"])
-        # Not lstsq, whose last bit depends on where its workspace lies: a resumed run would differ.
+        # Not lstsq, whose last bit depends on the address of its workspace: a resumed run would differ.
         values, vectors = torch.linalg.eigh(gram)
         ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
         # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda), or the shortest solution of (G G' + reg) w = 1.
@@ -207,7 +207,7 @@ class NaturalGradient(HessianLink):
         return G.T @ weights
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """The Fisher matrix, by its factor."""
+        """Return the Fisher matrix, by its factor."""
         return AtA(torch.stack(state["G"]))
 
 
@@ -253,7 +253,7 @@ class MatrixMomentum(_SecondOrderLink):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """The momentum: the last step without what its curvature takes from it."""
+        """Compute the momentum: the last step minus its curvature's part."""
         state, setting = states[0], settings[0]
         refuse_complex("MatrixMomentum", objective.params)
         x, u = flat(objective.params), gather_update(objective)
@@ -274,7 +274,7 @@ class MatrixMomentum(_SecondOrderLink):
         state["x"], state["u"], state["steps"] = x.clone(), u.clone(), state.get("steps", 0) + 1
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Along the update, and on along the last step."""
+        """Add the momentum to the update."""
         on = unflat(states[0]["momentum"], objective.params)
         objective.updates = [
             setting["lr"] * u - part.to(u.dtype)
@@ -285,6 +285,6 @@ class MatrixMomentum(_SecondOrderLink):
         return objective
 
     def reset_for_online(self) -> None:
-        """Forgets the last point."""
+        """Clear the last point."""
         super().reset_for_online()
         self.state.clear()

@@ -1,4 +1,4 @@
-"""Step sizes: given, scheduled, or found from what the steps do."""
+"""Step sizes: given, scheduled, or computed from the effect of earlier steps."""
 
 from .._publish import publish_links
 from ._adaptive import *

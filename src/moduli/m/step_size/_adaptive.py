@@ -1,6 +1,6 @@
-"""Step sizes that are found from what the steps do.
+"""Step sizes that are computed from the effect of earlier steps.
 
-* What step sizes that a link finds by itself share, and those from differences of points and gradients.
+* The base of links that compute a step size, and of those that use differences of points and gradients.
 * Adaptive gradient descent without a line search.
 * Barzilai and Borwein's step sizes, plain and stabilised.
 * The bold driver: a step size that grows while the loss falls.
@@ -39,13 +39,13 @@ class _StepScale(DeclaredLink, Transform):
     key: ClassVar[str] = "alpha"
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Scales the update."""
+        """Scale the update."""
         step = self.global_state[self.key]
         objective.updates = [update.mul_(step) for update in objective.get_updates()]
         return objective
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
-        """A multiple of the identity, with the step as its inverse."""
+        """Return a multiple of the identity, with the step as its inverse."""
         step = self.global_state.get(self.key, 0.0)
         return make_scaled_identity(objective, step) if step > 0 else None
 
@@ -58,10 +58,10 @@ class _DifferenceStep(_StepScale):
 
     @abstractmethod
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
-        """The step size: a number, or a 0-d tensor on the parameters' device."""
+        """Return the step size: a number, or a 0-d tensor on the parameters' device."""
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Finds the step size, and remembers this point."""
+        """Compute the step size, and store this point."""
         setting = settings[0]
         grads = objective.get_grads() if setting["use_grad"] else objective.peek_updates()
         params = [param.detach() for param in objective.params]
@@ -75,7 +75,7 @@ class _DifferenceStep(_StepScale):
             state["previous"], state["previous_grad"] = param.clone(), grad.clone()
 
     def reset_for_online(self) -> None:
-        """Forgets the last point."""
+        """Clear the last point."""
         super().reset_for_online()
         self.clear_state_keys("previous", "previous_grad")
 
@@ -141,17 +141,17 @@ Type = Literal["long", "short", "geom", "geom-fallback"]
 
 
 def _step(s: list[Tensor], y: list[Tensor], kind: str, otherwise: Any) -> Any:
-    """The step size; another where the curvature along the last step is not positive."""
+    """Return the step size; a fallback if the curvature along the last step is not positive."""
     ss, sy, yy = dot(s, s), dot(s, y), dot(y, y)
     if kind == "long":
-        found = divide(ss, sy, 0.0)
+        size = divide(ss, sy, 0.0)
     elif kind == "short":
-        found = larger(divide(sy, yy, 0.0), 0.0)
+        size = larger(divide(sy, yy, 0.0), 0.0)
     else:
-        found = root(divide(ss, yy, 0.0))
-        found = found if kind == "geom-fallback" else choose(sy > 0, found, 0.0)
-    usable = (found > 0) & (found < math.inf)
-    return choose(usable, found, otherwise)
+        size = root(divide(ss, yy, 0.0))
+        size = size if kind == "geom-fallback" else choose(sy > 0, size, 0.0)
+    usable = (size > 0) & (size < math.inf)
+    return choose(usable, size, otherwise)
 
 
 class BarzilaiBorwein(_DifferenceStep):
@@ -276,7 +276,7 @@ class BoldDriver(_StepScale):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Compares the loss with the last one."""
+        """Compare the loss with the last one."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
         if "loss" in memory:
@@ -286,7 +286,7 @@ class BoldDriver(_StepScale):
         memory["loss"] = loss
 
     def reset_for_online(self) -> None:
-        """Forgets the last loss."""
+        """Clear the last loss."""
         super().reset_for_online()
         self.global_state.pop("loss", None)
 
@@ -336,7 +336,7 @@ class PolyakStepSize(_StepScale):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Where the best value so far, and the target below it, are kept."""
+        """Compute the step size, and store the best value so far and the target below it."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
         memory["y"] = memory["y"] * (1 - setting["y_decay"]) if "y" in memory else setting["y"]
@@ -347,14 +347,14 @@ class PolyakStepSize(_StepScale):
 
     def _step(self, objective: Objective, updates: Sequence[Tensor], setting: Mapping[str, Any]) -> Any:
         size = dot(updates, objective.get_grads()) if setting["use_grad"] else dot(updates, updates)
-        if isinstance(size, Tensor) or size <= 0:  # no direction of descent: its own length is left to measure by
+        if isinstance(size, Tensor) or size <= 0:  # no descent direction: its length is used instead
             size = choose(size > 0, size, dot(updates, updates))
         gap = self.global_state["gap"]
         step = divide(setting["alpha"] * larger(gap, 0.0), size, 0.0)
         return step if setting["max"] is None else smaller(step, setting["max"])
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Scales the update, which the links inside may have changed."""
+        """Scale the update, which the inner links may have changed."""
         updates = objective.get_updates()
         step = self._step(objective, updates, settings[0])
         objective.updates = [update.mul_(step) for update in updates]

@@ -203,20 +203,20 @@ class Warmup(UpdateTransform):
 def multiply_scales(link: Module, optimizer: Optimizer | None, params: Tensors) -> list[Any]:
     """Return the product of the step sizes that follow a link in its optimizer, for each parameter.
 
-    It is 1 without an optimizer, and a step size of which members of a population have different numbers counts as 1.
+    It is 1 without an optimizer; a step size with different numbers for members of a population counts as 1.
     """
     out: list[Any] = [1.0] * len(params)
     if optimizer is None:
         return out
     for part in _list_following(optimizer.modules, link) or ():
         if isinstance(part, LR | StepSize | Warmup):
-            found = [part.read_scale(part.settings[param], optimizer.current_step) for param in params]
-            out = [a if isinstance(b, Tensor) and b.dim() else a * b for a, b in zip(out, found, strict=True)]
+            scales = [part.read_scale(part.settings[param], optimizer.current_step) for param in params]
+            out = [a if isinstance(b, Tensor) and b.dim() else a * b for a, b in zip(out, scales, strict=True)]
     return out
 
 
 def _list_following(links: Sequence[Module], link: Module) -> list[Module] | None:
-    """Return the links that are given what a link makes, of a sequence and the sequences inside of it; None if it is not there."""
+    """Return the links that follow a link in a sequence, with those of nested sequences; None if it is not there."""
     for i, part in enumerate(links):
         if part is link:
             return list(links[i + 1 :])

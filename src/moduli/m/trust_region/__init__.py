@@ -1,4 +1,4 @@
-"""Trust regions: a quadratic model of any link's Hessian, followed as far as it proves true.
+"""Trust regions: a quadratic model of any link's Hessian, minimised within a radius in which it predicts well.
 
 A trust region takes a link that gives a Hessian, `m.TrustCG(m.LBFGS())`, and is an optimizer by itself.
 """

@@ -1,4 +1,4 @@
-"""What trust regions have in common: a model, a radius, and the ratio of what came true."""
+"""The base of trust regions: a model, a radius, and the ratio of actual to predicted reduction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..line_search._base import Line
 
 
 def provider(link: Module) -> Module | None:
-    """The link inside (or this one) that gives a Hessian."""
-    found = [part for _, part in link.links() if type(part).get_H is not Module.get_H and hasattr(part, "hessian")]
+    """Return the link inside (or this one) that gives a Hessian."""
+    providers = [part for _, part in link.links() if type(part).get_H is not Module.get_H and hasattr(part, "hessian")]
     other = [part for _, part in link.links() if type(part).get_H is not Module.get_H]
-    chosen = found or other
+    chosen = providers or other
     return chosen[0] if chosen else None
 
 
@@ -77,7 +77,7 @@ class TrustRegionBase(DeclaredLink):
     inner: Chainable | None = None
 
     def collect(self, given: Mapping[str, Any]) -> None:
-        """Besides, refuse ratios that contradict each other."""
+        """Also raise ValueError for ratios that contradict each other."""
         super().collect(given)
         eta, bad, good = given["eta"], given["rho_bad"], given["rho_good"]
         if not 0 <= eta <= bad < good:
@@ -85,22 +85,22 @@ class TrustRegionBase(DeclaredLink):
             raise ValueError(f"{name}: the ratios obey 0 <= eta <= rho_bad < rho_good, not {eta}, {bad}, {good}")
 
     def check(self) -> None:
-        """Refuses a link that has no Hessian, or not the kind that is needed."""
+        """Raise ChainError for a link without a Hessian, or without the required kind."""
         name = type(self).__name__
         child = self.children["hess_module"]
-        found = provider(child)
-        if found is None:
+        source = provider(child)
+        if source is None:
             raise ChainError(
                 f"{name} needs a link that gives a Hessian, and {child!r} gives none; "
                 f"write {name}(m.Newton()) or {name}(m.LBFGS())"
             )
-        other = type(found).__name__
-        if self.solves and getattr(found, "hessian", "matrix") == "products":
+        other = type(source).__name__
+        if self.solves and getattr(source, "hessian", "matrix") == "products":
             raise ChainError(
                 f"{name} solves systems with the Hessian, but {other} gives products with it only; "
                 f"use TrustCG({other}(...)), or {name}(m.Newton())"
             )
-        if not getattr(found, "symmetric", True):
+        if not getattr(source, "symmetric", True):
             raise ChainError(
                 f"{name} minimises a quadratic model, but {other} keeps a matrix that is not symmetric; "
                 f"follow {other} by a line search, or use {name}(m.BFGS())"
@@ -118,20 +118,20 @@ class TrustRegionBase(DeclaredLink):
         """
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
-        """Anything that need be done once for all radii."""
+        """Return data that is computed once for all radii."""
         return H
 
     def extra(self, d: Tensor, radius: float) -> float:
-        """What the model has beyond the quadratic."""
+        """Return the terms of the model beyond the quadratic."""
         return 0.0
 
     def update(self, objective: Objective) -> None:
-        """Lets the Hessian learn, when it is its turn."""
+        """Let the Hessian learn, at every n-th step."""
         if self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.children["hess_module"].update(objective)
 
     def apply(self, objective: Objective) -> Objective:
-        """Looks for a radius whose step is accepted."""
+        """Search for a radius whose step is accepted, and return the objective with that step."""
         setting = self.settings[objective.params[0]]
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
@@ -151,7 +151,7 @@ class TrustRegionBase(DeclaredLink):
             try:
                 d = self.trust_solve(H, u, radius, setting)
             except SingularError:
-                # A quasi-Newton model can lose a direction altogether (on a kink, say). It is begun again, and until
+                # A quasi-Newton model can become singular (on a kink, say). It is reset, and until
                 # then the model is that of gradient descent.
                 self.children["hess_module"].reset()
                 H = ScaledIdentity(u.numel(), dtype=u.dtype, device=u.device)
@@ -190,21 +190,21 @@ class TrustRegionBase(DeclaredLink):
         return tol is None or not self.norm_radius or length >= radius * (1 - tol)
 
     def _check_radius(self, radius: float, setting: Any) -> float:
-        """The radius; the first one again where it left the range of numbers."""
+        """Return the radius; the first one again if it has overflowed or underflowed."""
         return radius if 1e-150 < radius < 1e150 else float(setting["init"])
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
-        """The Hessian of the model."""
+        """Return the Hessian of the model."""
         return self.children["hess_module"].get_H(objective)
 
 
 class _SpectralRegion(TrustRegionBase):
-    """A trust region whose problem is solved from the eigenvalues of the Hessian."""
+    """A trust region whose problem is solved by the eigenvalues of the Hessian."""
 
     solves = True
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
-        """The eigenvalues, once for all radii."""
+        """Compute the eigenvalues, once for all radii."""
         if isinstance(H, Eigendecomposition):
             return Eigendecomposition.of(H)
         dense = H.to_dense()

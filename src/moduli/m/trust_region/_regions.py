@@ -63,11 +63,11 @@ class CubicRegularization(_SpectralRegion):
     eps: float = 1e-8
 
     def extra(self, d: Tensor, radius: float) -> float:
-        """The cubic term."""
+        """Return the cubic term."""
         return float(torch.linalg.vector_norm(d)) ** 3 / (3 * radius)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """The minimiser of the cubic model."""
+        """Return the minimiser of the cubic model."""
         if not isinstance(H, Eigendecomposition):
             raise TypeError("the Hessian was not decomposed")
         values, parts, M = H.values, H.vectors.mT @ u, 1 / radius
@@ -95,7 +95,7 @@ class CubicRegularization(_SpectralRegion):
         d = step(most)
         length = float(torch.linalg.vector_norm(d))
         if low < 0 and length < least * (1 - 1e-6):
-            # The hard case: no part of the gradient along the lowest eigenvector, which fills up the norm.
+            # The hard case: the gradient has no part along the lowest eigenvector, which is added to reach the norm.
             d[int(values.argmin())] += math.sqrt(least * least - length * length)
         return H.vectors @ d
 
@@ -141,7 +141,7 @@ class Dogleg(TrustRegionBase):
     rho_bad: float = 0.25
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """A point of the dogleg path at the radius, or its end."""
+        """Return a point of the dogleg path at the radius, or its end."""
         size = float(torch.linalg.vector_norm(u))
         unit: Tensor = u / size
         curvature = float(torch.dot(unit, H.matvec(unit)))
@@ -213,14 +213,14 @@ class LevenbergMarquardt(TrustRegionBase):
     adaptive: bool = False
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """The damped step."""
+        """Return the damped step."""
         y, damping = setting["y"], 1 / radius
         if setting["adaptive"]:
             damping *= float(torch.linalg.vector_norm(u)) ** 0.5
         diag: float | Tensor = damping
         if y:
             own = H.diagonal().abs()
-            # A parameter without curvature is damped by the smallest that there is, not by nothing.
+            # A parameter without curvature is damped by the smallest diagonal element, not by zero.
             own = own.clamp(min=max(float(own.max()), 1e-300) * torch.finfo(own.dtype).eps)
             diag = damping * ((1 - y) + y * own)
         try:
@@ -273,11 +273,11 @@ class TrustCG(TrustRegionBase):
     cg_tol: float | None = 1e-8
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
-        """Adds the regularisation."""
+        """Add the regularisation."""
         return H + setting["reg"] if setting["reg"] else H
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """The model's minimiser in the Krylov space, within the radius."""
+        """Return the model's minimiser in the Krylov space, within the radius."""
         tol = setting["cg_tol"]
         if tol is None:
             tol = min(0.5, float(torch.linalg.vector_norm(u)) ** 0.5)
@@ -317,5 +317,5 @@ class TrustExact(_SpectralRegion):
     """
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """The model's minimiser within the radius."""
+        """Return the model's minimiser within the radius."""
         return -trust_exact(H, u, radius).step

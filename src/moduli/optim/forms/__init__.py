@@ -1,12 +1,12 @@
-"""How links meet the parameters of a step, a file for each form with the same four functions.
+"""The forms in which links get the parameters of a step, a file for each form with the same four functions.
 
-* `plain`: the parameters as they are;
+* `plain`: the parameters themselves;
 * `members`: those of a population, for all members at once or one by one; `matrices` has the N x P matrices;
-* `shards`: the local shards of parameters that several processes hold;
+* `shards`: the local shards of sharded parameters;
 * `graph`: copies, in a step that autograd differentiates through.
 
-`enter` returns the tensors that links see, `run` runs one link, `leave` comes back after the last, `describe` says what a link
-works on.
+`enter` returns the tensors for links, `run` runs one link, `leave` converts back after the last, `describe` names the tensors
+that a link works on.
 """
 
 from .graph import GraphForm

@@ -1,7 +1,7 @@
 """The form of steps that autograd differentiates through: a link is run on copies, which are part of the graph.
 
 Links work in place. So that the graphs of earlier steps keep their values, the state of a link, the update and the parameters are
-copied before it runs, and what the loss saves of the parameters is copied too.
+copied before it runs, and the values that autograd saves for the loss are copied too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GraphForm(StepForm):
-    """A step that is differentiated.
+    """The form of a step that autograd differentiates through.
 
     Args:
         links: The links of the chain.
@@ -53,14 +53,14 @@ class GraphForm(StepForm):
 
 
 def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
-    """Whether anything that goes into a step is differentiated: a tensor, or a setting given as one."""
+    """Return whether an input of a step is differentiated: a tensor, or a setting given as one."""
     settings = [value for top in links for _, link in top.links() for value in link.defaults.values()]
-    held = any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
-    return held and torch.is_grad_enabled()
+    requires_grad = any(isinstance(value, Tensor) and value.requires_grad for value in (*tensors, *settings))
+    return requires_grad and torch.is_grad_enabled()
 
 
 def check_differentiable(links: Iterable[Module]) -> None:
-    """Refuse links that would cut the graph."""
+    """Raise ChainError for links that would cut the graph."""
     for top in links:
         for _, link in top.links():
             if not link.differentiable:
@@ -69,7 +69,7 @@ def check_differentiable(links: Iterable[Module]) -> None:
 
 
 def copy_state(value: Any) -> Any:
-    """A copy of what a link remembers, with the graphs of its tensors."""
+    """Return a copy of a link's state that is part of the graphs of its tensors."""
     return map_tensors(value, Tensor.clone, copy.deepcopy)
 
 
@@ -81,7 +81,7 @@ def _renew(link: Module) -> None:
 
 
 def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
-    """Whether each link may leave the update in single precision: pointwise, and before another such link or at the end."""
+    """Return for each link whether it may leave the update in single precision: pointwise, and before another or at the end."""
     from ..chain import Chain
     from ..segments import explain_unfused
 
@@ -91,7 +91,7 @@ def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
 
 
 def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
-    """Parameters become leaves again, and what links remember forgets where it came from."""
+    """Make parameters leaves again, and detach the state of links from its graphs."""
     for param in params:
         if not param.is_leaf:
             param.detach_().requires_grad_()

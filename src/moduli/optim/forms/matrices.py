@@ -1,10 +1,10 @@
-"""The parameters of a population as links see them: N x P matrices whose rows are members.
+"""The parameters of a population as N x P matrices whose rows are members.
 
-A **block** is one of the matrices that the population keeps its parameters in, one for each dtype and device. Links move blocks
-where all parameters are trained alike: in one group of the optimizer, with a gradient, equally far. Otherwise they see each
-parameter by itself, stacked over members.
+A **block** is one of the matrices that the population stores its parameters in, one for each dtype and device. Links work on blocks
+if all parameters are trained alike: in one group of the optimizer, with a gradient, for the same number of steps. Otherwise they
+get each parameter by itself, stacked over members.
 
-Members are rows and not columns, since members are what is exchanged, copied, ranked and looked at.
+Members are rows and not columns, since members are exchanged, copied, ranked and printed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class MemberMatrices(MembersForm):
-    """The blocks of an optimizer over a population, and the links whose state is kept for them.
+    """The blocks of an optimizer over a population, and the links whose state belongs to them.
 
     Args:
         optimizer: The optimizer.
         population: Its population.
 
     Attributes:
-        blocks: The matrices; none where links see each parameter by itself.
+        blocks: The matrices; empty if links get each parameter by itself.
         apart: Whether at some step not all parameters had a gradient, so that they are no longer trained alike.
     """
 
@@ -46,7 +46,7 @@ class MemberMatrices(MembersForm):
 
     def __init__(self, optimizer: Optimizer, population: Population) -> None:
         self.population = population
-        #: Lets autograd and members know that there are new values.
+        #: Marks the parameters as changed, for autograd and members.
         self.push = population._mark_changed
         self.binding, self.slots = optimizer.binding, optimizer.binding.slots
         self.blocks: list[Block] = []
@@ -58,7 +58,7 @@ class MemberMatrices(MembersForm):
         self.relink(optimizer)
 
     def relink(self, optimizer: Optimizer) -> None:
-        """Find the links that take matrices, and have their states show a leaf its columns."""
+        """Collect the links that take matrices, and let their state be read by leaf."""
         self.used = not keeps_graph(optimizer._needs) and not optimizer.differentiable
         tops = [top for top in optimizer.modules if self.used and takes_matrices(top)]
         self.links = [link for top in tops for _, link in top.links()]
@@ -67,12 +67,12 @@ class MemberMatrices(MembersForm):
     # ------------------------------------------------------------------ a step
 
     def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
-        """Return blocks, or the leaves themselves; with their gradients, where those are known."""
+        """Return blocks, or the leaves themselves, with their gradients if there is no evaluator."""
         evaluated, self._aside = evaluator is None, None
         if evaluated and not self.apart:
             missing = [leaf.grad is None for leaf in leaves]
             self.apart = True in missing and False in missing
-        if leaves is not self._planned[0]:  # those of another plan
+        if leaves is not self._planned[0]:  # the leaves of a new plan
             self._planned = (leaves, self._are_alike(leaves))
         matrices = self.population.matrices
         if self.apart or not self._planned[1] or False in map(Tensor.is_contiguous, matrices):
@@ -89,7 +89,7 @@ class MemberMatrices(MembersForm):
         return blocks or leaves, None if evaluator is None else self.wrap(evaluator, leaves)
 
     def _are_alike(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether all parameters are trained, with the same settings."""
+        """Return whether all parameters are trained, with the same settings."""
         return (
             self.used
             and len(leaves) == len(self.population.layout)
@@ -98,11 +98,11 @@ class MemberMatrices(MembersForm):
         )
 
     def _join_leaves(self) -> None:
-        """Make blocks of the leaves, and what links keep for blocks of what they keep for leaves."""
-        found: dict[int, list[Tensor]] = {}
+        """Create blocks from the leaves, and concatenate the state of leaves to state of blocks."""
+        leaves_by_group: dict[int, list[Tensor]] = {}
         for leaf, entry in zip(self.population.parameters(), self.population.layout, strict=True):
-            found.setdefault(entry.group, []).append(leaf)
-        blocks = [Block(leaves, group) for group, leaves in found.items()]
+            leaves_by_group.setdefault(entry.group, []).append(leaf)
+        blocks = [Block(leaves, group) for group, leaves in leaves_by_group.items()]
         rows = [(link, block, list(map(link.rows.get, self._number(block)))) for link in self.links for block in blocks]
         # Leaves that were trained for other numbers of steps can't share a matrix.
         self.apart = any(_describe_row(row) != _describe_row(each[0]) for _, _, each in rows for row in each)
@@ -123,7 +123,7 @@ class MemberMatrices(MembersForm):
         return list(map(self.slots.number, block.leaves))
 
     def dissolve(self) -> None:
-        """Give every leaf its own state again."""
+        """Split the state of blocks into state of leaves."""
         for link in self.links:
             rows = dict(self.list_rows(link))
             for block in self.blocks:
@@ -137,7 +137,7 @@ class MemberMatrices(MembersForm):
         self.blocks = []
 
     def list_rows(self, link: Module) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows of a link by the slots of leaves; columns of matrices as tensors of their own."""
+        """Yield the rows of a link by the slots of leaves; columns of matrices as separate tensors."""
         blocks = {self.slots.number(block.tensor): block for block in self.blocks}
         for slot, row in link.rows.items():
             if slot not in blocks:
@@ -148,34 +148,34 @@ class MemberMatrices(MembersForm):
                 yield leaf, map_tensors(columns, Tensor.contiguous)
 
     def gather(self) -> None:
-        """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
+        """Concatenate the gradients of leaves to gradients of blocks, of which those of the leaves become views."""
         for block in self.blocks:
             grads: list[Any] = [leaf.grad for leaf in block.leaves]
             whole = block.tensor.grad
             missing = [grad is None for grad in grads]
             if whole is not None and True not in missing and all(grad._base is whole for grad in grads):
-                continue  # they are its columns: what was added to them, or zeroed, is there already
+                continue  # they are views of it already
             block.tensor.grad = None
             if False in missing:
                 dense = [grad.to_dense() for grad in (fill_zeros(grads, block.leaves) if True in missing else grads)]
-                # A tensor of its own and no view, so that its columns are known to be its.
+                # `.data` makes it a base tensor, so that `_base` of its columns is this tensor.
                 whole = block.tensor.grad = block.join(dense).data
                 for leaf, column in zip(block.leaves, block.split(whole), strict=True):
                     leaf.grad = column
 
     def wrap(self, evaluator: Evaluator, first: Sequence[Tensor] = ()) -> Evaluator:
-        """A closure's evaluator as one whose gradients arrive at leaves, and are wanted as those of blocks.
+        """Return an evaluator whose gradients are written to leaves and gathered to blocks.
 
         Args:
-            evaluator: The closure's.
-            first: All leaves, where a step begins with it; none for the closure of a link.
+            evaluator: The closure's evaluator.
+            first: All leaves, at the start of a step; none for the closure of a link.
         """
         if not self.blocks:
             return evaluator
         expected = first
 
         def gather() -> None:
-            # Only at the start of a step: at trial points a parameter without a gradient is one with the gradient zero.
+            # Only at the start of a step: at trial points a missing gradient counts as zero.
             nonlocal expected
             missing, count = [leaf for leaf in expected if leaf.grad is None], len(expected)
             expected = ()
@@ -183,13 +183,13 @@ class MemberMatrices(MembersForm):
                 self._set_aside(missing)
             self.gather()
 
-        held = [tensor for block in self.blocks for tensor in (*block.leaves, block.tensor)]
-        form = FormEvaluator(evaluator, held, self.push, gather)
+        tensors = [tensor for block in self.blocks for tensor in (*block.leaves, block.tensor)]
+        form = FormEvaluator(evaluator, tensors, self.push, gather)
         form.fixed = evaluator.fixed
         return form
 
     def _set_aside(self, leaves: list[Tensor]) -> None:
-        """Store parameters that turn out to have no gradient in a step of matrices, and their state, for `finish`."""
+        """Store parameters without a gradient, and their state, to be restored by `finish`."""
         self.apart = True
         states: list[tuple[Module, int, Any]] = []
         for link in self.links:
@@ -198,7 +198,7 @@ class MemberMatrices(MembersForm):
         self._aside = ([(leaf, leaf.detach().clone()) for leaf in leaves], states)
 
     def finish(self) -> None:
-        """End a step: parameters without a gradient are where they were, and what was moved is marked."""
+        """End a step: restore parameters without a gradient, and mark the others as changed."""
         if self._aside is not None:
             (values, states), self._aside = self._aside, None
             self.dissolve()
@@ -214,7 +214,7 @@ class MemberMatrices(MembersForm):
     # ------------------------------------------------------------------ links that need shapes
 
     def to_leaves(self, objective: Objective) -> None:
-        """Show an objective's tensors in the shapes of the parameters; `to_matrices` undoes it."""
+        """Convert an objective's tensors to the shapes of the parameters; `to_matrices` undoes it."""
         self.push()
         objective.blocks, objective.matrices = None, None
         objective.params = [leaf for block in self.blocks for leaf in block.leaves]
@@ -222,18 +222,20 @@ class MemberMatrices(MembersForm):
             missing = {leaf for leaf, _ in self._aside[0]}
             objective.present = [leaf not in missing for leaf in objective.params]
         for key in ("updates", "grads"):
-            held = getattr(objective, key)
-            if held is not None:
-                setattr(objective, key, [part for b, m in zip(self.blocks, held, strict=True) for part in b.split(m)])
+            tensors = getattr(objective, key)
+            if tensors is not None:
+                setattr(
+                    objective, key, [part for b, m in zip(self.blocks, tensors, strict=True) for part in b.split(m)]
+                )
 
     def to_matrices(self, objective: Objective) -> None:
-        """Undo `to_leaves`, for whatever links have made of the objective."""
+        """Undo `to_leaves` for the objective that a link returned."""
         objective.blocks = self
         objective.params = [block.tensor for block in self.blocks]
         for key in ("updates", "grads"):
-            held = getattr(objective, key)
-            if held is not None:
-                parts = iter(held)
+            tensors = getattr(objective, key)
+            if tensors is not None:
+                parts = iter(tensors)
                 setattr(objective, key, [b.join(list(itertools.islice(parts, len(b.leaves)))) for b in self.blocks])
         objective.present = None
         evaluator = objective.evaluator
@@ -243,7 +245,7 @@ class MemberMatrices(MembersForm):
     # ------------------------------------------------------------------ looking and saving
 
     def name_tensors(self) -> str:
-        """Say what links that take matrices see: the matrices of the last step."""
+        """Return a description of the tensors for links that take matrices."""
         leaves, matrices = (
             [leaf for leaf in self.population.parameters() if leaf.requires_grad],
             self.population.matrices,
@@ -254,7 +256,7 @@ class MemberMatrices(MembersForm):
         return f"{len(sizes)} matri{'x' if len(sizes) == 1 else 'ces'} of {', '.join(sizes)}"
 
     def read_row(self, rows: Mapping[int, Any], slot: int) -> Any:
-        """Return the row of a leaf, to be read: columns of the row of its block; None where there is none."""
+        """Return the row of a leaf, read-only: columns of the row of its block; None if there is none."""
         leaf = self.slots.params[slot]
         for block in self.blocks:
             row = rows.get(self.slots.number(block.tensor), {})
@@ -268,10 +270,10 @@ class Block:
     """Parameters that move as one matrix.
 
     Attributes:
-        tensor: The matrix, N x P; its `grad` is their gradient, of which leaves show the columns as theirs.
+        tensor: The matrix, N x P; the gradients of leaves are columns of its `grad`.
         leaves: The population's leaves that its columns belong to, in order.
-        sizes: How many columns each has.
-        group: Which matrix of the population it is.
+        sizes: The number of columns of each.
+        group: The index of the population's matrix.
     """
 
     def __init__(self, leaves: list[Tensor], group: int) -> None:
@@ -281,20 +283,20 @@ class Block:
         self.tensor = torch.nn.Parameter(leaves[0].detach().new_empty(0), requires_grad=leaves[0].requires_grad)
 
     def split(self, matrix: Tensor) -> list[Tensor]:
-        """The columns of each leaf, as a view in the leaf's shape."""
+        """Return the columns of each leaf, as a view in the leaf's shape."""
         parts = torch.split(matrix, self.sizes, 1)
         return [part.view(leaf.shape) for part, leaf in zip(parts, self.leaves, strict=True)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """One matrix of tensors in the leaves' shapes."""
+        """Return tensors in the leaves' shapes concatenated to one matrix."""
         count = len(self.leaves[0])
         rows = [part.reshape(count, size) for part, size in zip(parts, self.sizes, strict=True)]
         return torch.cat(rows, 1) if len(rows) > 1 else rows[0].contiguous()
 
-    # ------------------------------------------------------------------ what links keep
+    # ------------------------------------------------------------------ state of links
 
     def column(self, value: Any, i: int) -> Any:
-        """What a value of a link's state says about one leaf."""
+        """Return the part of a value of a link's state that belongs to one leaf."""
         start, size, shape = sum(self.sizes[:i]), self.sizes[i], self.leaves[i].shape
 
         def narrow(tensor: Tensor) -> Tensor:
@@ -305,7 +307,7 @@ class Block:
         return map_tensors(value, narrow)
 
     def join_rows(self, rows: Sequence[Any]) -> Any:
-        """The state of which these are the columns."""
+        """Return the states of leaves concatenated to the state of the block."""
         flat = [pytree.tree_flatten(dict(row)) for row in rows]
         return pytree.tree_unflatten(list(map(self._join_leaf, *(leaves for leaves, _ in flat))), flat[0][1])
 
@@ -319,6 +321,6 @@ class Block:
 
 
 def _describe_row(row: Any) -> Any:
-    """What states have to have in common to be columns of one."""
+    """Return the structure and the numbers of a state, which must be equal for states to be concatenated."""
     leaves, spec = pytree.tree_flatten(dict(row or {}))
     return spec, [leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Links over the members of a population: all at once, or each member by itself; and what is kept for members, saved."""
+"""Links over the members of a population: on all at once, or on each by itself; and the saved form of per-member state."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _is_pointwise(link: Module) -> bool:
 
 
 def lifts(link: Module) -> bool:
-    """Whether a link works on all members at once: pointwise hooks, or its own way."""
+    """Return whether a link works on all members at once: by pointwise hooks, or as it declares."""
     return link.members in (True, "matrix") or _is_chain(link) or (_is_pointwise(link) and not link.children)
 
 
 def takes_matrices(link: Module) -> bool:
-    """Whether a link works on all parameters of all members as one N x P matrix, with everything inside it."""
+    """Return whether a link and its children work on all parameters of all members as one N x P matrix."""
     if _is_pointwise(link) and not link.children and not link.concat_params:  # type: ignore[attr-defined]
         return True
     fits = link.members == "matrix" or _is_chain(link)
@@ -64,13 +64,13 @@ class MembersForm(StepForm):
         return out
 
     def describe(self, link: Module) -> str:
-        """Say what a link of a population works on."""
+        """Return a description of the tensors that a link of a population works on."""
         if takes_matrices(link):
             return f"over {self.name_tensors()}"
         return "member by member" if _is_alone(link) else "over parameters stacked over members"
 
     def name_tensors(self) -> str:
-        """Say what links that take matrices see."""
+        """Return a description of the tensors for links that take matrices."""
         return "parameters stacked over members"
 
 
@@ -78,16 +78,16 @@ MEMBERS_FORM = MembersForm()
 
 
 def _is_alone(link: Module) -> bool:
-    """Whether a link, or one inside it, is run for each member by itself."""
+    """Return whether a link, or one inside it, is run for each member by itself."""
     if lifts(link):
         return any(map(_is_alone, link.children.values()))
     return not batches(link)
 
 
 def check(link: Module) -> None:
-    """Refuse what neither works on all members at once nor on each by itself."""
+    """Raise ChainError for links that work neither on all members at once nor on each by itself."""
     if lifts(link):
-        for child in link.children.values():  # a link that takes all at once may drive one that can't
+        for child in link.children.values():  # its children may be links that can't
             check(child)
         return
     outside = next((part for _, part in link.links() if part.keeps_outside), None)
@@ -100,7 +100,14 @@ def check(link: Module) -> None:
 
 
 def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None:
-    """Refuse other numbers of settings than members, and links that can't compare members of several processes."""
+    """Raise an error for a wrong number of per-member settings, and for links that can't compare members across processes.
+
+    Args:
+        path: The path of the link, for errors.
+        link: The link.
+        count: The number of members here.
+        shard: The members of this process, if they are spread over processes.
+    """
     if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
         raise ChainError(f"{path} compares members, which are spread over processes; PSO, DE, GA, CEM and PBT can")
     taken = all(len(value) == count for value in link.defaults.values() if is_per_member(value))
@@ -108,9 +115,9 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
 
 
 def adopt(population: Population, slots: Slots) -> None:
-    """Make tensors that were copied with an optimizer the parameters of the population that was copied with it.
+    """Make the copied tensors of an optimizer the parameters of the population that was copied with it.
 
-    A population makes its parameters as views of its storage, so that of a copy is not what the optimizer's copy holds.
+    A population creates its parameters as views of its storage, so its copy has other tensors than the optimizer's copy.
     """
     params = dict(zip(slots.names, slots.params, strict=True))
     leaves = list(population.parameters())
@@ -123,14 +130,14 @@ def adopt(population: Population, slots: Slots) -> None:
 
 
 def take_member(row: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """What is kept for one member, of what is kept for all."""
+    """Return the state of one member, from the state of all."""
     own = {name: value[i] for name, value in row.items() if isinstance(value, MemberValues) and i in value}
     stacked = {name: value for name, value in row.items() if not isinstance(value, MemberValues)}
     return {**map_tensors(stacked, lambda tensor: tensor[i].clone(), copy.deepcopy), **own}
 
 
 def stack_members(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept for all members, of what is kept for each: tensors stacked, what is equal once, anything else apart."""
+    """Return the state of all members, from that of each: tensors stacked, equal values once, others as `MemberValues`."""
     out: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = MemberValues({i: row[name] for i, row in enumerate(rows) if name in row})
@@ -156,9 +163,9 @@ def _stack(values: Sequence[Any]) -> Any:
 
 
 def batches(link: Module) -> bool:
-    """Whether all members are given to a link in one call, each as if it were alone.
+    """Return whether a link is run for all members in one vectorised call.
 
-    Not where settings inside it differ from member to member, nor where their states have other shapes.
+    It is not if settings inside it differ between members, or if their states have other shapes.
     """
     parts = [part for _, part in link.links()]
     rows = [row for part in parts for row in (part.global_state, *part.rows.values())]
@@ -167,34 +174,31 @@ def batches(link: Module) -> bool:
 
 
 def _fits(link: Module) -> bool:
-    """Whether a link and everything inside it can be vectorised."""
+    """Return whether a link and everything inside it can be vectorised."""
     fits = link.members == "batched" or _is_pointwise(link) or _is_chain(link)
     return fits and all(_fits(child) for child in link.children.values())
 
 
 def step_each(link: Module, objective: Objective) -> Objective:
-    """The step of a link for each member by itself: in one call of `torch.vmap` where it can, otherwise in turn.
-
-    State is replaced at the end, so that a failure changes none.
-    """
+    """Return the objective after a link's step for each member by itself: in one call of `torch.vmap`, or in turn."""
     from ..objective import Objective as Single
 
     parts = [part for _, part in link.links()]
     params, count = objective.params, objective.members or 0
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
-    kept = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
+    before = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
     number = link.settings.binding.slots.number
     slots = [number(param) for param in params]
     done: list[Objective] = []
 
     def run(
-        i: int | None, rows: list[Tensor], given: tuple[list[Tensor], list[Tensor], Tensor | None], known: Any
+        i: int | None, rows: list[Tensor], inputs: tuple[list[Tensor], list[Tensor], Tensor | None], states_before: Any
     ) -> tuple[list[Tensor], list[Any]]:
-        single = Single(rows, loss=given[2], current_step=objective.current_step, modular=objective.modular)
+        single = Single(rows, loss=inputs[2], current_step=objective.current_step, modular=objective.modular)
         single.checking = objective.checking
-        single.present, single.updates, single.grads = objective.present, list(given[0]), list(given[1])
-        with _run_alone(link, i), link.settings.binding.slots.show(rows, slots), replace_state(parts, known):
+        single.present, single.updates, single.grads = objective.present, list(inputs[0]), list(inputs[1])
+        with _run_alone(link, i), link.settings.binding.slots.show(rows, slots), replace_state(parts, states_before):
             if link.vector_state:
                 link.follow(rows)
             done.append(link.step(single))
@@ -202,21 +206,21 @@ def step_each(link: Module, objective: Objective) -> Objective:
         return list(done[-1].get_updates()), states
 
     if batches(link):
-        changes, made = _map_members(run, objective, updates, grads, losses, kept)
+        changes, states_after = _map_members(run, objective, updates, grads, losses, before)
     else:
         each = []
         for i in range(count):
-            given = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
-            own = [{key: take_member(row, i) for key, row in states.items()} for states, _ in kept]
-            known = [(states, take_member(shared, i)) for states, (_, shared) in zip(own, kept, strict=True)]
-            each.append(run(i, [param.detach()[i] for param in params], given, known))
+            inputs = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
+            own = [{key: take_member(row, i) for key, row in states.items()} for states, _ in before]
+            states_before = [(states, take_member(shared, i)) for states, (_, shared) in zip(own, before, strict=True)]
+            each.append(run(i, [param.detach()[i] for param in params], inputs, states_before))
         changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
-        made = []
+        states_after = []
         for members in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each
             states = {key: stack_members([rows[key] for rows, _ in members]) for key in members[0][0]}
-            made.append((states, stack_members([shared for _, shared in members])))
+            states_after.append((states, stack_members([shared for _, shared in members])))
     objective.updates = changes
-    for part, (states, shared) in zip(parts, made, strict=True):
+    for part, (states, shared) in zip(parts, states_after, strict=True):
         part.rows.update((slot, part.make_row(row)) for slot, row in states.items())
         part.row_writes.add()
         part.global_state.clear()
@@ -230,30 +234,30 @@ def step_each(link: Module, objective: Objective) -> Objective:
 
 
 def _map_members(
-    run: Callable[..., Any], objective: Objective, updates: list[Tensor], grads: list[Tensor], losses: Any, kept: Any
+    run: Callable[..., Any], objective: Objective, updates: list[Tensor], grads: list[Tensor], losses: Any, states: Any
 ) -> tuple[list[Tensor], Any]:
-    """All members in one call. Links with a seed draw the same for every member, as where they run in turn."""
-    flat, shape = flatten_tensors(kept)
+    """Return the results of all members from one vectorised call; random numbers are the same for every member."""
+    flat, shape = flatten_tensors(states)
     left: list[Any] = []
 
-    def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, known: list[Tensor]) -> Any:
+    def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, leaves: list[Tensor]) -> Any:
         with OutOfPlace():
-            moved, made = run(None, rows, (changes, slopes, loss), unflatten_tensors(known, shape))
-        tensors, left[:] = flatten_tensors(made)
+            moved, states_after = run(None, rows, (changes, slopes, loss), unflatten_tensors(leaves, shape))
+        tensors, left[:] = flatten_tensors(states_after)
         return moved, tensors
 
     rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
     mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
-    moved, made = mapped(rows, [update.clone() for update in updates], grads, losses, own)
+    moved, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own)
     spread = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in moved]
-    return spread, unflatten_tensors(made, left)
+    return spread, unflatten_tensors(states_after, left)
 
 
 @contextmanager
 def _run_alone(link: Module, member: int | None) -> Iterator[None]:
-    """Have a link and those inside it see one member, unfused, for the length of a block."""
+    """Have a link and those inside it work on one member, unfused, for a block."""
     binding = link.settings.binding
-    # A run is compiled for tensors that stay.
+    # Fused runs are compiled for persistent tensors.
     fused, binding.fuse, binding.member = binding.fuse, False, member
     try:
         yield
@@ -262,7 +266,7 @@ def _run_alone(link: Module, member: int | None) -> Iterator[None]:
 
 
 class OutOfPlace(TorchFunctionMode):
-    """Runs in-place operations for which `torch.vmap` would loop over the members by those for which it does not."""
+    """Replaces in-place operations for which `torch.vmap` would loop over members by out-of-place ones that it vectorises."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = _PLAIN.get(func)
@@ -282,15 +286,15 @@ _PLAIN: dict[Any, Any] = {
 }
 
 
-def flatten_tensors(held: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of nested data, and the rest of it."""
-    leaves, spec = pytree.tree_flatten(held)
+def flatten_tensors(data: Any) -> tuple[list[Tensor], Any]:
+    """Return the tensors of nested data, and the rest of it."""
+    leaves, spec = pytree.tree_flatten(data)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, [spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]]
 
 
 def unflatten_tensors(tensors: Sequence[Tensor], rest: Any) -> Any:
-    """The nested data of which these are the tensors."""
+    """Return the nested data with these tensors."""
     spec, others = rest
     items = iter(tensors)
     return pytree.tree_unflatten([next(items) if other is None else other[0] for other in others], spec)
@@ -300,9 +304,15 @@ def unflatten_tensors(tensors: Sequence[Tensor], rest: Any) -> Any:
 
 
 def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the saved state of all members, that of those here."""
+    """Return the saved state of the members here, from that of all.
+
+    Args:
+        optimizer: The optimizer.
+        shard: The members of this process.
+        saved: The saved state of all members.
+    """
     if "shapes" not in saved:
-        return dict(saved)  # refused where it is read
+        return dict(saved)  # `read` raises for it
     if saved.get("members") != shard.total:
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {shard.total}")
     return map_saved(optimizer, shard, saved, shard.part, shard.stop - shard.start)
@@ -311,19 +321,27 @@ def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -
 def map_saved(
     optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any], act: Callable[[Any], Any], count: int
 ) -> dict[str, Any]:
-    """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""
+    """Gather or shard per-member state; skip the state of replicated links.
+
+    Args:
+        optimizer: The optimizer.
+        shard: The members of this process.
+        saved: The saved state.
+        act: Gathers or shards nested data.
+        count: The number of members after it.
+    """
     if any(shard.collect(_are_apart(saved["state"]) or _are_apart(saved["links"]))):
         raise TypeError("what members keep has another shape for each, which several processes can't save or load")
     replicated = {path for path, link in optimizer._links if link.replicated}
     return {
         **saved,
         "state": act(saved["state"]),
-        "links": {path: kept if path in replicated else act(kept) for path, kept in saved["links"].items()},
+        "links": {path: own if path in replicated else act(own) for path, own in saved["links"].items()},
         "members": count,
         "shapes": {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()},
     }
 
 
 def _are_apart(value: Any) -> bool:
-    """Whether plain data has parts that are kept for each member by itself."""
+    """Return whether plain data has separate values for each member."""
     return isinstance(value, dict) and (MEMBERS in value or any(map(_are_apart, value.values())))

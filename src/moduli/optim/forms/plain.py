@@ -1,4 +1,4 @@
-"""The form of ordinary parameters: links see them as they are. It is the interface that every form has."""
+"""The form of ordinary parameters, which links get themselves. It is the interface of every form."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class StepForm:
-    """How links meet the parameters of a step.
+    """A form in which links get the parameters of a step.
 
     Attributes:
         fuses: Whether runs of pointwise links are one pass.
-        enters: Whether links see other tensors than the parameters.
+        enters: Whether links get other tensors than the parameters.
     """
 
     fuses = True
     enters = False
 
     def enter(self, leaves: list[Tensor], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
-        """Return the tensors that links see for these parameters, and an evaluator whose gradients arrive at them.
+        """Return the tensors for links, and an evaluator that writes gradients to them.
 
         Args:
             leaves: The parameters that are trained.
-            evaluator: That of the closure; None where the gradients are known already.
+            evaluator: The closure's evaluator; None if the gradients are in `.grad`.
         """
         return leaves, evaluator
 
     def run(self, link: Module, objective: Objective) -> Objective:
-        """Run a link on what it needs, and come back to the tensors of the step."""
+        """Run a link on the tensors that it needs, and convert the result back to the tensors of the step."""
         return link.step(objective)
 
     def leave(self, objective: Objective) -> Objective:
@@ -40,7 +40,7 @@ class StepForm:
         return objective
 
     def describe(self, link: Any) -> str:
-        """Say what a link works on, where that is not the parameters themselves."""
+        """Return a description of the tensors that a link works on; empty for the parameters themselves."""
         return ""
 
 

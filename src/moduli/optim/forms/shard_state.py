@@ -1,4 +1,4 @@
-"""Saved state of parameters that several processes hold in pieces."""
+"""Saved state of sharded parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,26 @@ if TYPE_CHECKING:
 
 
 def is_stored_here(shards: ShardedParams, link: Module, param: Tensor) -> bool:
-    """Whether this process stores the state of a link for a parameter."""
+    """Return whether this process stores the state of a link for a parameter.
+
+    Args:
+        shards: The sharded parameters of the optimizer.
+        link: The link.
+        param: The parameter.
+    """
     i = shards.find_position(param)
     return i < 0 or shards.forms[link] is not Across.MATRICES or shards.exchange.owners[i] == shards.exchange.rank
 
 
 def pack_value(shards: ShardedParams, link: Module, param: Tensor, value: Any) -> Any:
-    """Return a value of a link's state as it is saved: tensors with the shape of a local shard are shards."""
+    """Return a value of a link's state in its saved form: tensors with the shape of a local shard become DTensors.
+
+    Args:
+        shards: The sharded parameters of the optimizer.
+        link: The link.
+        param: The parameter.
+        value: The value.
+    """
     i = shards.find_position(param)
     if i < 0 or shards.forms[link] is not Across.NOTHING or not is_sharded(shards.params[i]):
         return value
@@ -39,7 +52,14 @@ def pack_value(shards: ShardedParams, link: Module, param: Tensor, value: Any) -
 
 
 def unpack_value(shards: ShardedParams, link: Module, param: Any, value: Any) -> Any:
-    """A saved value, as the link keeps it here."""
+    """Return a saved value in the form in which the link stores it here.
+
+    Args:
+        shards: The sharded parameters of the optimizer.
+        link: The link.
+        param: The parameter.
+        value: The saved value.
+    """
     if not is_sharded(param) or shards.forms[link] is not Across.NOTHING:
         return map_tensors(value, make_whole)
     starts, sizes = find_box(param)
@@ -56,15 +76,21 @@ def unpack_value(shards: ShardedParams, link: Module, param: Any, value: Any) ->
 
 
 def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Module, str]) -> dict[str, Any]:
-    """The saved state with what links have learnt in other processes, of the tensors that those own."""
+    """Return the saved state with that of tensors owned by other processes.
+
+    Args:
+        shards: The sharded parameters of the optimizer.
+        saved: The saved state of this process.
+        paths: The paths of the links.
+    """
     owned = [paths[link] for link, form in shards.forms.items() if form is Across.MATRICES]
     if not owned:
         return saved
     own: dict[str, dict[str, Any]] = {}
     for name, row in saved["state"].items():
         own[name] = {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
-    learnt = {key.rpartition("/")[0] for row in own.values() for key in row}
-    shared = join_rows({path: saved["links"][path] for path in learnt}, shards.group)
+    owned_paths = {key.rpartition("/")[0] for row in own.values() for key in row}
+    shared = join_rows({path: saved["links"][path] for path in owned_paths}, shards.group)
     state = dict(saved["state"])
     for name, row in join_rows(own, shards.group).items():
         state[name] = {**state.get(name, {}), **row}
@@ -74,12 +100,12 @@ def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Modu
 
 
 def join_rows(rows: dict[str, dict[str, Any]], group: Any) -> dict[str, dict[str, Any]]:
-    """What the processes of a group have, together; one that holds nothing of a parameter has learnt nothing of it."""
+    """Return the rows of all processes of a group; a process without data of a parameter has no row for it."""
     every: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(every, rows, group=group)
     out: dict[str, dict[str, Any]] = {}
-    for theirs in reversed(every):
-        for name, row in theirs.items():
+    for rows_there in reversed(every):
+        for name, row in rows_there.items():
             if row:
                 out.setdefault(name, {}).update(row)
     return out

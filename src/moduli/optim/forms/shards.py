@@ -1,9 +1,9 @@
-"""Parameters that several processes hold in pieces (DTensors of FSDP2, HSDP and tensor parallel), as links see them.
+"""Sharded parameters (DTensors of FSDP2, HSDP and tensor parallel) in the forms for links.
 
-A step works on **local** tensors: plain tensors that share the memory of the pieces. Pointwise links need nothing else, and
-links that need sums over all elements find them by `kernels`, which adds up those of the processes. For a link that needs
-whole tensors, each process gets some of them (**owned**: work and state are spread), and sends back the pieces of the result;
-a link that needs all parameters at once is given all of them **whole**, in every process alike.
+A step works on **local** tensors: plain tensors that share the memory of the local shards. Pointwise links need nothing else, and
+links that need sums over all elements compute them by `kernels`, which reduces over processes. For a link that needs
+whole tensors, each process gathers the tensors that it **owns** (work and state are spread), and sends back shards of the result;
+a link that needs all parameters at once gets all of them **whole**, the same in every process.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
-    """Whether processes hold pieces of any of these parameters."""
+    """Return whether any of these parameters is sharded."""
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
 
 
 class ShardedParams(StepForm):
-    """The parameters of an optimizer of which some are in pieces.
+    """The parameters of an optimizer, some of which are sharded.
 
     Args:
         optimizer: The optimizer.
-        before: Those of the optimizer before parameters were added to it.
+        before: The object that it replaces after parameters were added to the optimizer.
 
     Attributes:
         params: All parameters of the optimizer.
-        locals: A plain tensor for each, with the memory of the piece that this process holds.
-        wholes: The whole tensors that links have seen here, by position.
-        exchange: Moves pieces between the processes; none for FSDP1, whose pieces are not known to be of any shape.
+        locals: A plain tensor for each, which shares the memory of the local shard.
+        wholes: The gathered tensors that links have used here, by position.
+        exchange: Moves shards between the processes; none for FSDP1, whose shards have no shapes.
     """
 
     exchange: Exchange
@@ -63,11 +63,11 @@ class ShardedParams(StepForm):
         self.links = [link for _, link in optimizer._links]
         self.params: list[Any] = [param for group in optimizer.param_groups for param in group["params"]]
         self.flat = any(map(is_flat_shard, self.params))
-        known = {} if before is None else dict(zip(before.params, before.locals, strict=True))
+        local_of = {} if before is None else dict(zip(before.params, before.locals, strict=True))
         for p in self.params:
-            if p not in known:
-                known[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
-        self.locals: list[Tensor] = [known[p] for p in self.params]
+            if p not in local_of:
+                local_of[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
+        self.locals: list[Tensor] = [local_of[p] for p in self.params]
         self.wholes: dict[int, Tensor] = {} if before is None else dict(before.wholes)
         if self.flat:
             self.group = _find_flat_group(optimizer.model, self.links)
@@ -77,13 +77,13 @@ class ShardedParams(StepForm):
             shapes, boxes = [tuple(p.shape) for p in self.params], [find_box(p) for p in self.params]
             self.exchange = Exchange(self.group, shapes, boxes)
             self.counted = self.exchange.counted
-            if before is not None:  # what was learnt of a tensor stays where it is
+            if before is not None:  # the state of a tensor stays in the process that owns it
                 self.exchange.owners[: len(before.params)] = before.exchange.owners
-        # Roots of FSDP2 keep whole parameters after a forward without a backward, and would use them again.
+        # Root modules of FSDP2 keep gathered parameters after a forward without a backward, and would reuse stale values.
         self.modules = [] if optimizer.model is None else list(optimizer.model.modules())
         self.keeps_whole = show_pieces(self.modules)
         self._active: tuple[list[Tensor], list[Tensor]] = ([], [])
-        #: The position of a parameter by its slot, which its local shard and the whole of it have too.
+        #: The position of a parameter by its slot, which its local shard and its gathered tensor share.
         self._positions = {self.slots.number(param): i for i, param in enumerate(self.params)}
         for param, local in zip(self.params, self.locals, strict=True):
             self.slots.alias(local, self.slots.number(param))
@@ -91,7 +91,7 @@ class ShardedParams(StepForm):
         self._find_forms(optimizer.modules, Across.NOTHING)
 
     def _find_forms(self, links: Iterable[Module], outer: Across) -> None:
-        """Find for each link what it runs on: pieces (`NOTHING`), tensors of its own (`MATRICES`), all of them."""
+        """Store the form of each link: local shards (`NOTHING`), owned tensors (`MATRICES`), or all tensors (`EVERYTHING`)."""
         from ..reformulation import Reformulation
 
         for link in links:
@@ -100,7 +100,7 @@ class ShardedParams(StepForm):
             self.forms[link] = own
             self._find_forms(link.children.values(), own)
             if isinstance(link, Reformulation) and own is Across.EVERYTHING and not link.children:
-                outer = own  # what follows descends another function, of whole parameters
+                outer = own  # the following links descend another function, of whole parameters
 
     def find_position(self, tensor: Tensor) -> int:
         """Return the position of the parameter of which a tensor is a form; -1 if it is none."""
@@ -110,7 +110,7 @@ class ShardedParams(StepForm):
     # ------------------------------------------------------------------ a step
 
     def enter(self, leaves: list[Any], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
-        """Return the local tensors of these parameters; with their gradients, where those are known already."""
+        """Return the local tensors of these parameters, with their gradients if there is no evaluator."""
         params = leaves
         if self._active[0] is not params:
             self._active = (params, [self.locals[self.find_position(param)] for param in params])
@@ -119,14 +119,14 @@ class ShardedParams(StepForm):
             if local is not param:
                 piece = piece_of(param)
                 if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
-                    local.data = piece  # the module was moved, or its parameters were loaded anew
+                    local.data = piece  # the module was moved, or its parameters were loaded again
         if evaluator is None:
             self.take_gradients()
             return locals_, None
         return locals_, self.wrap(evaluator, leaves)
 
     def take_gradients(self) -> None:
-        """Give each local tensor of the step the gradient of its parameter."""
+        """Set the gradient of each local tensor of the step to that of its parameter."""
         for param, local in zip(*self._active, strict=True):
             if local is not param:
                 grad: Any = param.grad
@@ -135,14 +135,14 @@ class ShardedParams(StepForm):
                 local.grad = None if grad is None else piece_of(grad)
 
     def wrap(self, evaluator: Evaluator, leaves: list[Tensor]) -> Evaluator:
-        """The evaluator that a step begins with: gradients arrive at parameters, and are wanted as those of local tensors."""
+        """Return the evaluator of a step, whose gradients are written to parameters and then to local tensors."""
 
         def ask() -> Any:
             if self.keeps_whole:
                 loss = evaluator.value()
                 show_pieces(self.modules)
                 return loss
-            # Only a backward pass is known to let go of whole parameters.
+            # Without `keeps_whole`, only a backward pass frees gathered parameters.
             return evaluator.gradient(leaves, lambda loss: add_up(loss, None, False))
 
         form = FormEvaluator(evaluator, leaves, lambda: None, self.take_gradients)
@@ -150,24 +150,24 @@ class ShardedParams(StepForm):
         return form
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
-        """A block in which reductions over these tensors are over all processes."""
+        """Return a context in which reductions over these tensors are over all processes."""
         return reducing_over(self.group, [self.counted[self.find_position(local)] for local in locals_])
 
     def run(self, link: Module, objective: Objective) -> Objective:
-        """Run a link on what it needs, and come back to local tensors."""
+        """Run a link on the tensors that it needs, and return an objective over local tensors."""
         across = find_across(link)
-        if across is Across.NOTHING or objective.local is not None:  # a reformulation has left the tensors whole
+        if across is Across.NOTHING or objective.local is not None:  # already gathered by a reformulation
             return link.step(objective)
         if across is Across.SUMS:
-            # Hooks on tensors see those of parameters that have a gradient.
+            # Hooks on tensors skip parameters without a gradient.
             here = objective.present if hasattr(link, "multi_tensor_apply") else None
-            seen = [p for i, p in enumerate(objective.params) if here is None or here[i]]
-            with self.counting(seen):
+            counted = [p for i, p in enumerate(objective.params) if here is None or here[i]]
+            with self.counting(counted):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
 
     def leave(self, objective: Objective) -> Objective:
-        """Come back to local tensors where a reformulation has left the objective whole: it ends here."""
+        """Return an objective over local tensors, if a reformulation has left it gathered."""
         if objective.local is None:
             return objective
         reformulated = objective.evaluator
@@ -176,7 +176,7 @@ class ShardedParams(StepForm):
         return local
 
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
-        """Each process runs the link on the tensors that it owns."""
+        """Run the link in each process on the tensors that the process owns."""
         updates = objective.peek_updates()
         places = list(map(self.find_position, objective.params))
         chosen = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
@@ -196,12 +196,12 @@ class ShardedParams(StepForm):
             inner.present, inner.shards, inner.evaluator, inner.matrices = None, None, None, None
             wholes = dict(zip(wholes, link.step(inner).get_updates(), strict=True))
             self.release(inner.params)
-        found = self.exchange.from_owners(wholes, {places[k]: updates[k] for k in chosen})
-        objective.updates = [found.get(i, updates[k]) for k, i in enumerate(places)]
+        local_updates = self.exchange.from_owners(wholes, {places[k]: updates[k] for k in chosen})
+        objective.updates = [local_updates.get(i, updates[k]) for k, i in enumerate(places)]
         return objective
 
     def _step_whole(self, link: Module, objective: Objective) -> Objective:
-        """Every process runs the link on all tensors."""
+        """Run the link in every process on all tensors."""
         objective._remember_start()
         inner = self.to_whole(objective)
         evaluator = inner.evaluator
@@ -218,14 +218,14 @@ class ShardedParams(StepForm):
         return out if out.evaluator is not evaluator else self.to_local(out, objective)
 
     def to_whole(self, objective: Objective) -> Objective:
-        """An objective over whole tensors; its evaluations move the pieces first."""
+        """Return an objective over gathered tensors, whose evaluations write to the shards first."""
         inner = objective.clone(clone_updates=False)
         places = list(map(self.find_position, objective.params))
 
         def gather(tensors: Sequence[Tensor | None]) -> list[Any]:
-            held = {i: tensor.detach() for i, tensor in zip(places, tensors, strict=True) if tensor is not None}
-            found = self.exchange.gather(held, everywhere=True)
-            return [found.get(i) for i in places]
+            detached = {i: tensor.detach() for i, tensor in zip(places, tensors, strict=True) if tensor is not None}
+            gathered = self.exchange.gather(detached, everywhere=True)
+            return [gathered.get(i) for i in places]
 
         def gather_gradients() -> None:
             for whole, grad in zip(inner.params, gather([p.grad for p in objective.params]), strict=True):
@@ -245,7 +245,7 @@ class ShardedParams(StepForm):
         return inner
 
     def to_local(self, whole: Objective, local: Objective) -> Objective:
-        """The objective that a link has made of one over whole tensors, over pieces."""
+        """Return an objective over local shards for the gathered one that a link returned."""
         out = whole.clone(clone_updates=False, parent=local.parent)
         self.push(whole.params)
         boxes = [self.exchange.boxes[self.find_position(p)][self.exchange.rank] for p in whole.params]
@@ -265,13 +265,13 @@ class ShardedParams(StepForm):
 
     @staticmethod
     def release(wholes: Sequence[Tensor]) -> None:
-        """Let go of the memory of whole tensors; their shapes stay."""
+        """Free the memory of gathered tensors; their shapes stay."""
         for whole in wholes:
             whole.grad = None
             whole.data = hollow(whole, whole.device)
 
     def push(self, wholes: Sequence[Tensor]) -> None:
-        """Write whole tensors into the pieces."""
+        """Write gathered tensors into the local shards."""
         exchange = self.exchange
         with torch.no_grad():
             for whole in wholes:
@@ -279,7 +279,7 @@ class ShardedParams(StepForm):
                 self.locals[i].copy_(cut(whole.detach(), exchange.boxes[i][exchange.rank]))
 
     def keep_whole(self, i: int, value: Tensor) -> Tensor:
-        """Return the tensor that holds a whole parameter, the same object at every step, with this value."""
+        """Return the gathered tensor of a parameter, the same object at every step, with this value."""
         whole = self.wholes.get(i)
         if whole is None:
             whole = self.wholes[i] = torch.nn.Parameter(value, requires_grad=self.params[i].requires_grad)
@@ -291,7 +291,7 @@ class ShardedParams(StepForm):
     # ------------------------------------------------------------------ looking
 
     def check(self) -> None:
-        """Refuse links that can't have what they need; called when the optimizer is built."""
+        """Raise ChainError for links whose needs can't be met; called when the optimizer is built."""
         for link in self.links:
             name, across = type(link).__name__, find_across(link)
             if keeps_graph(link.needs):
@@ -307,15 +307,15 @@ class ShardedParams(StepForm):
 
 
 def hollow(like: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the same shape and dtype with the memory of one element."""
+    """Return a tensor of the same shape and dtype with the memory of one element."""
     return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
-# ---------------------------------------------------------------------- FSDP1: pieces of one flat vector, without shapes
+# ---------------------------------------------------------------------- FSDP1: shards of one flat vector, without shapes
 
 
 def _find_flat_group(model: torch.nn.Module | None, links: Sequence[Module]) -> Any:
-    """The processes that hold the pieces; which these are is known to the module only."""
+    """Return the process group of FSDP1 shards, which only the module knows."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     modules = () if model is None else model.modules()
