@@ -10,7 +10,7 @@ from torch import nn
 
 import moduli as mo
 from m.stacked import Stacked
-from moduli import m
+from moduli import m, presets
 
 DOUBLE = torch.float64
 
@@ -401,3 +401,26 @@ def test_gradients_that_are_zeroed_in_place_are_dense():
         opt.zero_grad(set_to_none=False)
         leaves = list(population.parameters())
         assert all(not leaf.grad.any() and leaf.grad.is_contiguous() for leaf in leaves)
+
+
+def test_a_split_by_the_modules_of_parameters_is_that_of_one_model():
+    """A filter is given the module that has a parameter, in a population that of the template: embeddings are no matrices."""
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.hidden = torch.nn.Embedding(5, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, at):
+            return self.hidden(self.words(at)).tanh()
+
+    torch.manual_seed(0)
+    net, at = Words(), torch.randint(0, 5, (12,))
+    population = mo.Population.of(net, 2)
+    together = mo.Optimizer(population, presets.muon(lr=0.02))
+    alone = mo.Optimizer(net, presets.muon(lr=0.02))
+    for _ in range(3):
+        together.step(mo.closure(lambda: population.losses(lambda f: f(at).square().mean())))
+        alone.step(mo.closure(lambda: net(at).square().mean()))
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(population[1].state_dict()[name], value, rtol=1e-5, atol=1e-6)

@@ -76,12 +76,16 @@ class Split(Module):
         if isinstance(self.filter, list):
             self.filter = [replaced.get(tensor, tensor) for tensor in self.filter]
 
-    def _find_owner(self, param: Tensor, model: Any) -> torch.nn.Module | None:
-        if not isinstance(model, torch.nn.Module):
+    def _find_owner(self, param: Tensor, name: str | None, model: Any) -> torch.nn.Module | None:
+        """Return the module that has a parameter; for the stacked parameter of a population that of its template."""
+        if isinstance(model, torch.nn.Module):
+            if self._owners is None or param not in self._owners:
+                self._owners = {own: module for module in model.modules() for own in module.parameters(recurse=False)}
+            return self._owners.get(param)
+        template = getattr(model, "template", None)
+        if name is None or not isinstance(template, torch.nn.Module):
             return None
-        if self._owners is None or param not in self._owners:
-            self._owners = {own: module for module in model.modules() for own in module.parameters(recurse=False)}
-        return self._owners.get(param)
+        return template.get_submodule(name.rpartition(".")[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_owners": None}
@@ -104,7 +108,7 @@ class Split(Module):
         if self._arguments == 1:
             return bool(self.filter(seen))
         name = slots.find_name(source)
-        return bool(self.filter(seen, name, self._find_owner(source, objective.model)))
+        return bool(self.filter(seen, name, self._find_owner(source, name, objective.model)))
 
     def _run_branches(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         passed = [self._passes(param, objective) for param in objective.params]
