@@ -1,4 +1,6 @@
-"""The file of a race and its statistics (long, since both read the same records): one line that says what is raced, then one line per finished run.
+"""The file of a race and its statistics; long, since both read the same records.
+
+It has one line that says what is raced, then one line per finished run.
 
 A line is appended in one write when its run has ended, so whatever kills the race leaves all finished runs. A last line that
 was cut short is dropped when the file is next read. What many runs say together: medians and quartiles over seeds, and
