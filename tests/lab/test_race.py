@@ -385,3 +385,15 @@ def test_results_that_were_tampered_with_are_refused(line, key, value, tmp_path)
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     with pytest.raises(lab.ResultsError, match=f"line {line + 1} of"):
         lab.Results.read(path)
+
+
+def test_a_function_is_a_problem():
+    def bowl(a=torch.ones(3)):
+        return (a**2).sum()
+
+    results = lab.race([bowl], ["adam", "lbfgs"], budget=30, seeds=2, workers=0)
+    assert {run["problem"] for run in results.runs} == {"bowl"}
+    assert len(results.runs) == 4
+    assert lab.fit(bowl, "lbfgs").value < 1e-6
+    with pytest.raises(lab.ProblemFileError, match="a problem is a Problem, or a function that returns a loss"):
+        lab.race([3], ["adam"], workers=0)

@@ -21,6 +21,7 @@ from .._texts import shorten
 from ..layout import public_name
 from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
+from ._reference import as_problem
 from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
 from .problems import Problem
 
@@ -62,7 +63,7 @@ class Fit:
 
 
 def fit(
-    problem: Problem,
+    problem: Problem | Callable[..., Any],
     chain: str | ParsedChain | Contender,
     *,
     steps: int = 1000,
@@ -84,7 +85,7 @@ def fit(
     after the step that is under way, with a checkpoint; a second one ends it at once, and the last checkpoint stays.
 
     Args:
-        problem: What to minimise; `load_problem` and `as_problem` make one of a user's function.
+        problem: What to minimise: a problem, or a function that returns a loss (see `as_problem`).
         chain: The optimizer.
         steps: How many steps altogether, those before a resume included.
         target: End when the problem measures this or less; measured about twice a second.
@@ -99,13 +100,13 @@ def fit(
     Raises:
         CheckpointError: When `out` exists and does not fit, or neither `resume` nor `overwrite` says what to do with it.
 
-    >>> from moduli.lab import as_problem
-    >>> result = fit(as_problem(lambda x=3.0: (x - 1) ** 2), "torch.SGD(lr=0.1)", steps=100)
+    >>> result = fit(lambda x=3.0: (x - 1) ** 2, "torch.SGD(lr=0.1)", steps=100)
     >>> print(result.reason, round(result.value, 6))
     converged: the gradient vanishes 0.0
     """
     runner = contender(chain)
     seed_all(seed)
+    problem = as_problem(problem, getattr(problem, "__name__", "problem"))
     model = problem.model(seed)
     entrant, generator = runner.enter(model), torch.Generator().manual_seed(seed)
     path = None if out is None else Path(out)

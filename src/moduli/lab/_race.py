@@ -15,7 +15,7 @@ from torch import nn
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._pool import Task, execute_all
-from ._reference import load_problem
+from ._reference import as_problem, load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
 from ._tuning import RangeSpec, Setting, check_ranges, make_settings
 from .problems import Problem, SampledProblem
@@ -62,7 +62,7 @@ def default_field() -> list[Contender]:
 
 
 def race(
-    problems: Iterable[str | Problem],
+    problems: Iterable[str | Problem | Callable[..., Any]],
     contenders: Iterable[Spec],
     *,
     seeds: int | Sequence[int] = 3,
@@ -92,7 +92,8 @@ def race(
     what runs beside it, so `workers` changes how long a race takes and nothing else.
 
     Args:
-        problems: Names (`moduli.lab.problems.names()`), ``FILE.py:name``, or problems.
+        problems: Names (`moduli.lab.problems.names()`), ``FILE.py:name``, problems, or functions that return a loss
+            (see `as_problem`).
         contenders: Chains as text, or functions from a model to an optimizer; see `contender`.
         seeds: How many, counted from 0, or which.
         budget: Evaluations per run; without it, what each problem says.
@@ -126,7 +127,7 @@ def race(
     ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
     """
     field = [contender(spec) for spec in contenders]
-    courses = [(spec, load_problem(spec) if isinstance(spec, str) else spec) for spec in problems]
+    courses = [_read_course(spec) for spec in problems]
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check_parts(courses, field, numbers)
     _check_limits(budget, threads, target)
@@ -248,6 +249,14 @@ def _group_tasks(
             mixes = isinstance(problem, SampledProblem) or not problem.noisy
             groups.setdefault((names["problem"], names["source"], None if mixes else seed), []).append(number)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _read_course(spec: Any) -> tuple[Any, Problem]:
+    """Return what names a problem for the processes that run it, and the problem."""
+    if isinstance(spec, str):
+        return spec, load_problem(spec)
+    problem = as_problem(spec, getattr(spec, "__name__", "problem"))
+    return problem, problem
 
 
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:

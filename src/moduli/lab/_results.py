@@ -1,4 +1,6 @@
-"""The file of a race: one line that says what is raced, then one line per finished run.
+"""The file of a race and its statistics; long, since both read the same records.
+
+It has one line that says what is raced, then one line per finished run.
 
 A line is appended in one write when its run has ended, so whatever kills the race leaves all finished runs. A last line that
 was cut short is dropped when the file is next read. What many runs say together: medians and quartiles over seeds, and
@@ -75,7 +77,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-@dataclass
+@dataclass(repr=False)
 class Results:
     """What a race is, and the runs that have finished.
 
@@ -102,10 +104,21 @@ class Results:
 
         return picture(self)
 
+    def __repr__(self) -> str:
+        title, rows = self._list_cells()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([title, *lines])
+
     def _repr_html_(self) -> str:
-        heads = ("problem", "contender", "median", "evaluations", "reached", "runs")
-        rows = [[shorten(row[head]).strip("'") for head in heads] for row in summary(self)]
-        return write_frame(f"Results: {len(self.runs)} of {len(self.keys())} runs", write_html_table(heads, rows))
+        title, (heads, *rows) = self._list_cells()
+        return write_frame(title, write_html_table(heads, rows))
+
+    def _list_cells(self) -> tuple[str, list[list[str]]]:
+        """Return a title, and the texts of a table with the medians of each problem and contender."""
+        heads = ["problem", "contender", "median", "evaluations", "reached", "runs"]
+        rows = [[_write_cell(row[head]) for head in heads] for row in summary(self)]
+        return f"Results: {len(self.runs)} of {len(self.keys())} runs", [heads, *rows]
 
     @staticmethod
     def key(run: dict[str, Any]) -> RunKey:
@@ -287,6 +300,11 @@ def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], 
 def _value(run: dict[str, Any]) -> float:
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED)
     return math.inf if run["value"] is None or broken else float(run["value"])
+
+
+def _write_cell(value: Any) -> str:
+    """Return a text, or a number in four digits; "-" for what is not known."""
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
 def summary(results: Results) -> list[dict[str, Any]]:

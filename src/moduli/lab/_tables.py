@@ -19,6 +19,8 @@ from ._run import drop_infinite
 from ._scores import choose_winners
 
 TABLE_FORMS = ("csv", "md", "latex")
+"""The forms in which `summary_table` writes a table."""
+
 ENDINGS = {".csv": "csv", ".md": "md", ".tex": "latex"}
 DRAWS = 2000
 # Points of the grid that `load` puts all curves on; a race of fewer evaluations has one point for each.
