@@ -21,8 +21,8 @@ import torch
 class Terminal:
     """Runs the `moduli` command in a terminal of its own, of which it is the session leader; Ctrl-C is a key.
 
-    The command is a fork of this process, since a new one takes seconds to import torch; `fresh` starts `python -m moduli`. Builds of
-    torch for accelerators have threads for backward passes, which a fork lacks: with them every command is fresh.
+    The command is a fork of this process, since a new one takes seconds to import torch; `fresh` starts `python -m moduli`.
+    Builds of torch for accelerators have threads for backward passes, which a fork lacks: with them every command is fresh.
     """
 
     def __init__(self, *arguments, cwd, columns=110, fresh=False, **variables):
