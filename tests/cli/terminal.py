@@ -15,11 +15,14 @@ import time
 import traceback
 import warnings
 
+import torch
+
 
 class Terminal:
     """Runs the `moduli` command in a terminal of its own, of which it is the session leader; Ctrl-C is a key.
 
     The command is a fork of this process, since a new one takes seconds to import torch; `fresh` starts `python -m moduli`.
+    Builds of torch for accelerators have threads for backward passes, which a fork lacks: with them every command is fresh.
     """
 
     def __init__(self, *arguments, cwd, columns=110, fresh=False, **variables):
@@ -30,7 +33,7 @@ class Terminal:
         environment |= variables
         self.text = ""
         self.child = self.code = None
-        if fresh:
+        if fresh or torch.version.cuda or torch.version.hip:
             words = [sys.executable, "-m", "moduli", *arguments]
             self.child = subprocess.Popen(
                 words,

@@ -100,7 +100,7 @@ def _month(dates: DateArray) -> DateArray:
 
 def _days_in_month(dates: DateArray) -> DateArray:
     months = dates.astype("M8[M]")
-    number: DateArray = ((months + 1).astype("M8[D]") - months.astype("M8[D]")).astype(np.int64)
+    number: DateArray = ((months + np.timedelta64(1, "M")).astype("M8[D]") - months.astype("M8[D]")).astype(np.int64)
     return number
 
 
