@@ -109,6 +109,7 @@ def test_dates_are_no_integers(kind: str, unit: str) -> None:
             refused()
 
 
+@pytest.mark.filterwarnings("ignore:The .generic. unit:DeprecationWarning")  # NumPy 2.5
 def test_durations() -> None:
     space = Space([datetime.timedelta(hours=36), np.timedelta64(1, "D")], "lead")
     assert space.labels == (np.timedelta64(36, "h"), np.timedelta64(1, "D"))
@@ -138,6 +139,7 @@ def test_zones_are_refused(labels: list[Any]) -> None:
             daily().sel(time=text)
 
 
+@pytest.mark.filterwarnings("ignore:The .generic. unit:DeprecationWarning")  # NumPy 2.5
 def test_dates_that_are_missing_or_too_far_are_refused() -> None:
     for labels in (
         np.array(["2000", "NaT"], "M8[D]"),

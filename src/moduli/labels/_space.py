@@ -290,13 +290,16 @@ class Space:
 
     def _look_up(self, label: Any) -> int:
         canonical = mixed_label(label)
+        if isinstance(canonical, np.timedelta64) and np.datetime_data(canonical.dtype)[0] in "YM":
+            # NumPy compares durations of months with integers, so they are compared with their like.
+            alike = (at for at, own in enumerate(self._labels) if isinstance(own, np.timedelta64) and own == canonical)
+            return next(alike, -1)
         try:
             position = self._table().get(canonical, -1)
         except TypeError:  # it can't be hashed, so it is no label
             return -1
-        # NumPy compares durations of months equal to integers.
-        alike = isinstance(canonical, np.timedelta64) is isinstance(self._labels[position], np.timedelta64)
-        return position if alike else -1
+        is_like = isinstance(canonical, np.timedelta64) is isinstance(self._labels[position], np.timedelta64)
+        return position if is_like else -1
 
     def _table(self) -> dict[Hashable, int]:
         if self._index is None:
