@@ -137,8 +137,8 @@ def test_members_of_a_population_are_separate_runs(chain, name):
     problem, seeds = problems.get(name), [0, 0, 1, 1]
     settings = make_settings(contender(chain), 4, [0, 1])
     together = run_stacked(problem, [each.contender for each in settings], seeds, budget=14)
-    # In single precision rounding grows from step to step, on some processors faster; float64 has the sharp comparison.
-    close = 3e-2 if name == "spirals" else 1e-7
+    # In single precision rounding grows from step to step; float64 has the sharp comparison.
+    close = 1e-4 if name == "spirals" else 1e-7
     for record, setting in zip(together, settings, strict=True):
         alone = lab.run(problem, setting.contender, setting.seed, budget=14)
         for key in ("reason", "evaluations", "gradients", "steps"):
@@ -150,6 +150,17 @@ def test_members_of_a_population_are_separate_runs(chain, name):
         paths = [[x for point in run.get("path", []) for x in point] for run in (record, alone)]
         assert paths[0] == pytest.approx(paths[1], rel=1e-4)
         json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize("chain", ["RMSprop | LR(0.1)", "muon"])
+def test_methods_that_divide_by_the_gradient_follow_no_rounding_errors(chain):
+    """The first gradient of the spirals' biases vanished by symmetry: members went where their rounding errors were divided to."""
+    settings = make_settings(contender(chain), 6, [0, 1, 2])
+    field, seeds = [each.contender for each in settings], [each.seed for each in settings]
+    problem = problems.get("spirals")
+    together = run_stacked(problem, field, seeds, budget=6)
+    alone = [lab.run(problem, one, seed, budget=6)["value"] for one, seed in zip(field, seeds, strict=True)]
+    assert [each["value"] for each in together] == pytest.approx(alone, rel=1e-4)
 
 
 def test_a_member_that_diverges_or_arrives_does_not_end_the_others():

@@ -95,6 +95,25 @@ def test_losses_of_linear_layers(name):
     assert bool(expected[1].norm().gt(0).all())
 
 
+@pytest.mark.parametrize("ignored", [-100, 1])
+@pytest.mark.parametrize("form", ["auto", "vmap"])
+def test_cross_entropy_of_separate_classes(form, ignored):
+    """Each member has its own rows and classes, and its own number of rows that are left out."""
+    torch.manual_seed(0)
+    pop = Population.of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double(), 5)
+    xs, ys = torch.randn(5, 9, 6).double(), torch.randint(4, (5, 9))
+    ys[2, :4] = ys[3, 1] = ignored
+
+    def loss(f, x, y):
+        return nn.functional.cross_entropy(f(x), y, ignore_index=ignored)
+
+    losses, gradients = pop.losses_and_gradients(loss, xs, ys, in_dims=0, vectorize=form)
+    expected = pop.losses_and_gradients(loss, xs, ys, in_dims=0, vectorize="loop")
+    close(losses, expected[0])
+    close(gradients.matrix, expected[1].matrix)
+    assert len(set(losses.tolist())) == 5
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients(name):
     for form in forms(name):

@@ -99,14 +99,19 @@ def _is_plain(kwargs: Any) -> bool:
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the cross entropy of each member for classes that all members share, by one two-dimensional loss of torch."""
+    """Return the cross entropy of each member, for shared classes or for each member's own, by one two-dimensional loss of torch.
+
+    With the rows as the last dimension the softmax is computed for many rows at once.
+    """
     x, y = args
-    fits = type(x) is Stacked and type(y) is Tensor and x.dim() == 2 and y.shape == x.shape[:1]
+    own = type(y) is Stacked
+    fits = type(x) is Stacked and (own or type(y) is Tensor) and x.dim() == 2 and y.shape == x.shape[:1]
     if not fits or y.is_floating_point() or not _is_plain(kwargs):
         return _map_function(func, args, kwargs)
     left_out = kwargs.get("ignore_index", -100)
-    each = func(x.physical.transpose(1, 2), y.expand(len(x.physical), -1), reduction="none", ignore_index=left_out)
-    return Stacked(each.sum(1) / (y != left_out).sum(), x.randomness)
+    classes = y.physical if own else y.expand(len(x.physical), -1)
+    each = func(x.physical.transpose(1, 2), classes, reduction="none", ignore_index=left_out)
+    return Stacked(each.sum(1) / (classes != left_out).sum(1), x.randomness)
 
 
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:

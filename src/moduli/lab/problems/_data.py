@@ -173,7 +173,8 @@ class DigitsMLP(SampledProblem):
 class Spirals(Problem):
     """Tell two interleaved spirals apart (Lang and Witbrock 1988): a classic of neuroevolution.
 
-    A network 2-16-1 of tanh units must bend its boundary around three quarters of a turn.
+    A network 2-16-1 of tanh units must bend its boundary around three quarters of a turn. Its biases are random: the spirals
+    are symmetric, so with biases of zero their gradients would be rounding errors, which some optimizers divide by their size.
 
     >>> Spirals().dimension
     65
@@ -195,7 +196,7 @@ class Spirals(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
+        return initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed, biases=0.1)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy of the two classes."""
@@ -283,8 +284,15 @@ class TextTransformer(SampledProblem):
         return F.cross_entropy(model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten())
 
 
-def initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
-    """Normal weights of variance scale^2 / inputs, from a generator of our own: no other randomness is touched."""
+def initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0, biases: float = 0.0) -> nn.Module:
+    """Return a network with normal weights and biases, drawn from a separate generator: no other randomness is touched.
+
+    Args:
+        make: Creates the network.
+        seed: The seed of the generator.
+        scale: The standard deviation of a weight, times the square root of its inputs.
+        biases: The standard deviation of biases.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         net = make()  # layers draw weights when they are made
@@ -294,6 +302,8 @@ def initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> 
                 noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
                 inputs = parameter.shape[-1] if parameter.ndim == 2 else parameter[0].numel()
                 parameter.copy_(noise * scale / inputs**0.5)
+            elif biases:
+                parameter.copy_(biases * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
             else:
                 parameter.zero_()
     return net
