@@ -1,10 +1,7 @@
-"""Races as tables, curves, tensors and separate figures, and races by executors of others."""
+"""Races as tables, curves, tensors and separate figures."""
 
-import concurrent.futures
 import csv
-import json
 import math
-import multiprocessing
 import os
 import time
 
@@ -131,42 +128,6 @@ def test_figures_are_separate_and_have_their_fonts(tuned, finished, tmp_path):
     drawn = lab.figures(tuned)
     lines = drawn["sensitivity-rosenbrock"].axes[0].lines
     assert [len(line.get_xdata()) for line in lines] == [3, 3]
-
-
-# -- executors --------------------------------------------------------------------------------------------------------
-
-
-def told(results):
-    return [{k: v for k, v in run.items() if k not in ("seconds", "history")} for run in results.runs]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
-        yield executor
-
-
-def test_an_executor_gives_the_same_numbers(pool, tuned, finished):
-    assert told(lab.race(["rosenbrock", "noisy-20"], FIELD, seeds=3, budget=60, executor=pool)) == told(finished)
-    assert told(lab.race(["rosenbrock"], FIELD, seeds=3, budget=40, tune=3, executor=pool)) == told(tuned)
-
-
-def test_a_process_of_an_executor_that_dies_is_a_row():
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
-        results = lab.race(["sphere-10"], [rogues.tame, rogues.dying], seeds=1, budget=60, executor=executor)
-    rows = {run["contender"]: run for run in results.runs}
-    assert rows["dying"]["reason"] == lab.RunReason.CRASHED
-    assert "BrokenProcessPool" in rows["dying"]["detail"]
-    json.dumps(results.to_json(), allow_nan=False)
-
-
-def test_threads_are_refused():
-    with concurrent.futures.ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="runs need processes"):
-        lab.race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, executor=executor)
-    with pytest.raises(TypeError, match="executor is a int"):
-        lab.race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, executor=2)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
