@@ -22,7 +22,7 @@ def test_the_papers_of_this_version_are_complete():
         ("SECURITY.md", None, None, "SECURITY.md is missing"),
         ("CITATION.cff", "version: 0", "version: 9", "another version"),
         ("CHANGELOG.md", "### Changed: what breaks", "### Added: more\n\n### Changed: what breaks", "what breaks"),
-        ("CHANGELOG.md", "## Unreleased", "## 9.9.9", "does not begin with"),
+        ("CHANGELOG.md", "\n## 0.", "\n## 9.", "does not begin with"),
         ("CONTRIBUTING.md", "## Deprecation", "## Ageing", "no deprecation policy"),
         ("pyproject.toml", '"SECURITY.md", ', "", "SECURITY.md is not in the sdist"),
     ],
