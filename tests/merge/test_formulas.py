@@ -444,3 +444,37 @@ def test_stock_at_its_limits():
     assert merge.stock(base, [right, base])["w"].tolist() == [0.0, 0.0]
     with pytest.raises(merge.MergeError, match="1, and this needs at least two"):
         merge.stock(base, [right])
+
+
+def test_karcher_breadcrumbs_della_and_sce_by_their_formulas():
+    torch.manual_seed(1)
+    base, a, b = ({"w": torch.randn(5, 7)} for _ in range(3))
+    d = [model["w"] - base["w"] for model in (a, b)]
+    # Karcher: of two it is slerp at equal weights, of one model the model.
+    unit = [{"w": model["w"] / model["w"].norm()} for model in (a, b)]
+    assert torch.allclose(merge.karcher(unit)["w"], merge.slerp(*unit, 0.5)["w"], atol=1e-5)
+    weighted = merge.karcher(unit, [1, 3])["w"]
+    assert torch.allclose(weighted, merge.slerp(*unit, 0.75)["w"], atol=1e-5)
+    assert torch.allclose(merge.karcher([a, b], [1, 0])["w"], a["w"], atol=1e-6)
+    # Breadcrumbs: exactly the entries between the largest and the smallest.
+    found = merge.breadcrumbs(base, [a], 0.4, gamma=0.2)["w"] - base["w"]
+    ranks = d[0].abs().flatten().argsort(descending=True)
+    kept = torch.zeros(35, dtype=torch.bool)
+    kept[ranks[7:21]] = True
+    assert torch.allclose(found, d[0] * kept.view(5, 7), atol=1e-6)
+    # DELLA: every entry is dropped or divided by its own chance, and the mean over seeds is the task vector.
+    chance = 0.5 + 0.4 * (d[0].abs().argsort(dim=-1).argsort(dim=-1) / 6 - 0.5)
+    one = merge.della(base, [a], 0.5, epsilon=0.4, generator=0, then="linear")["w"] - base["w"]
+    assert torch.all((one.abs() < 1e-5) | ((one - d[0] / chance).abs() < 1e-4))
+    many = [
+        merge.della(base, [a], 0.5, epsilon=0.4, generator=seed, then="linear")["w"] - base["w"] for seed in range(400)
+    ]
+    assert torch.allclose(torch.stack(many).mean(0), d[0], atol=0.5)
+    # SCE: weights by squared size, the minority erased.
+    weights = [float(each.square().sum()) for each in d]
+    majority = (d[0] + d[1]).sign()
+    shares = [w / sum(weights) * (each.sign() == majority) for w, each in zip(weights, d, strict=True)]
+    expected = sum(s * each for s, each in zip(shares, d, strict=True)) / sum(shares)
+    assert torch.allclose(merge.sce(base, [a, b])["w"] - base["w"], expected, atol=1e-5)
+    half = merge.sce(base, [a, b], 0.5)["w"] - base["w"]
+    assert int((half.abs() > 1e-6).sum()) <= 18
