@@ -50,10 +50,13 @@ LONG_TESTS = (
     "tests/population/test_shards.py::test_processes_together_do_what_one_does[4]",
     "tests/test_benchmarks.py::test_a_quick_run_takes_fewer_turns_and_writes_no_page",
 )
+BOOK = "tests/laws/test_laws.py"
+"""The law book: all of it runs after a change of the rooms that it is about, a fifth of it otherwise."""
+BOOK_ROOMS = ("src/moduli/optim", "src/moduli/m", "src/moduli/kernels", "src/moduli/testing")
 # Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
 # to the number of laws, so that each fifth has every law.
 SHARED = (
-    "tests/laws/test_laws.py",
+    BOOK,
     "tests/evolve/test_laws.py",
     "tests/laws/test_accelerator.py::test_links",
     "tests/laws/test_edits.py::test_what_is_not_edited_goes_on",
@@ -118,23 +121,33 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-def choose_fifth() -> int:
-    """The part of the law book that this commit runs: `MODULI_FIFTH`, or the number of commits before it, modulo five."""
-    chosen = os.environ.get("MODULI_FIFTH")
-    if chosen is not None:
-        return int(chosen) % FIFTHS
-    command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+def ask_git(*words):
+    """Return what git prints about this checkout; None where it has no history, as for the tests of an sdist."""
+    command = ["git", "-C", str(Path(__file__).parent.parent), *words]
     try:
-        count = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):  # the tests of an sdist have no history
-        return 0
-    return int(count) % FIFTHS
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def choose_fifth() -> int:
+    """Return the fifth that this commit runs: `MODULI_FIFTH`, or the number of commits before it, modulo five."""
+    chosen = os.environ.get("MODULI_FIFTH") or ask_git("rev-list", "--count", "HEAD")
+    return int(chosen or 0) % FIFTHS
+
+
+def needs_whole_book() -> bool:
+    """Whether the last commit, or what is not committed yet, changes a room that the law book is about."""
+    if "MODULI_FIFTH" in os.environ:
+        return False
+    return bool(ask_git("diff", "--name-only", "HEAD^", "--", *BOOK_ROOMS))
 
 
 def pytest_report_header(config):
     if config.getoption("--all"):
         return "law book: all of it"
-    return f"law book: fifth {choose_fifth()} of 0 to {FIFTHS - 1} (MODULI_FIFTH=k for another, --all for all)"
+    book = "all of it, for optim, m or kernels have changed" if needs_whole_book() else f"fifth {choose_fifth()}"
+    return f"law book: {book} (MODULI_FIFTH=k for fifth k of 0 to {FIFTHS - 1}, --all for all)"
 
 
 def skip_what_old_torches_cannot(items):
@@ -151,17 +164,18 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--all") or any("::" in str(argument) for argument in config.args):
         return
     fifth = choose_fifth()
-    kept, left, seen = [], [], dict.fromkeys(SHARED, 0)
+    shared = [name for name in SHARED if name != BOOK] if needs_whole_book() else SHARED
+    chosen, deselected, counts = [], [], dict.fromkeys(shared, 0)
     for item in items:
         if item.nodeid.startswith(LONG_TESTS):
-            left.append(item)
+            deselected.append(item)
             continue
-        book = next((name for name in SHARED if item.nodeid.startswith(name)), None)
-        if book is None:
-            kept.append(item)
+        name = next((name for name in shared if item.nodeid.startswith(name)), None)
+        if name is None:
+            chosen.append(item)
         else:
-            seen[book] += 1
-            (kept if seen[book] % FIFTHS == fifth else left).append(item)
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = kept
+            counts[name] += 1
+            (chosen if counts[name] % FIFTHS == fifth else deselected).append(item)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = chosen
