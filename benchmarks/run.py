@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
 def add_runs(rows: list[dict], others: list[list[dict]]) -> list[dict]:
     """Return rows with the median of several runs, which are kept under "values"; a bar is met if the median meets it."""
     for row in rows:
-        more = [each for run in others for each in run if each["name"] == row["name"]]
+        more = [each for run in others for each in run if name_row(each) == name_row(row)]
         if not more or not isinstance(row["value"], int | float):
             continue
         row["values"] = [row["value"], *(each["value"] for each in more)]
@@ -113,9 +113,14 @@ def add_runs(rows: list[dict], others: list[list[dict]]) -> list[dict]:
 
 def add_capability(rows: list[dict], capability: str, others: list[dict]) -> None:
     """Add the values of a run with other kernels to the rows, under "others"."""
-    values = {other["name"]: other["value"] for other in others}
+    values = {name_row(other): other["value"] for other in others}
     for row in rows:
-        row.setdefault("others", {})[capability] = values.get(row["name"])
+        row.setdefault("others", {})[capability] = values.get(name_row(row))
+
+
+def name_row(row: dict) -> tuple[str, str]:
+    """Return what a row is about: rows of one name may compare with several peers, which are their units."""
+    return row["name"], row["unit"]
 
 
 def run_elsewhere(path: Path, capability: str, quick: bool) -> list[dict]:

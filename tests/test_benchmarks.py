@@ -118,10 +118,24 @@ def test_several_runs_show_their_median_and_range(run, tmp_path):
     assert "| a | 2 x (1 to 3) | 2.5 x | met |" in (tmp_path / "page.md").read_text()
 
 
+def test_rows_of_one_name_with_several_peers_keep_their_own_runs():
+    program = load("run")
+    rows, again = (
+        [
+            {"name": "time", "value": of[peer], "bar": None, "unit": f"of {peer}", "ok": True}
+            for peer in ("torch", "scipy")
+        ]
+        for of in ({"torch": 1.0, "scipy": 3.0}, {"torch": 1.5, "scipy": 3.5})
+    )
+    assert [row["values"] for row in program.add_runs(rows, [again])] == [[1.0, 1.5], [3.0, 3.5]]
+    program.add_capability(rows, "default", again)
+    assert [row["others"] for row in rows] == [{"default": 1.5}, {"default": 3.5}]
+
+
 def test_other_processors_are_columns(run, tmp_path, monkeypatch):
     program = load("run")
     rows = [{"name": "a", "value": 1.0, "bar": None, "unit": "x", "ok": True}]
-    program.add_capability(rows, "default", [{"name": "a", "value": 2.5}])
+    program.add_capability(rows, "default", [{"name": "a", "value": 2.5, "unit": "x"}])
     program.add_capability(rows, "avx2", [])
     text = program.section(sys.modules[__name__], rows)
     assert "| what | measured | bar | | default | avx2 |" in text

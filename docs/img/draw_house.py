@@ -63,11 +63,11 @@ def grow_network() -> dict[str, Any]:
     x = torch.rand(256, 2) * 2 - 1
     y = torch.sin(5 * x[:, :1]) * torch.cos(4 * x[:, 1:])
     net = mo.adopt(torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)))
-    opt = mo.Optimizer(net, m.Adam(), m.LR(2e-2))
+    opt = mo.Optimizer(net, m.Adam(), m.LR(5e-3))
     losses, jumps = [], []
-    for step in range(600):
+    for step in range(900):
         losses.append(opt.step(mo.closure(lambda f: (f(x) - y).square().mean())).item())
-        if step in (199, 399):
+        if step in (299, 599):
             before = (net(x) - y).square().mean().item()
             particles.grow(net, {"0.out": 2 * net[0].out_features}, example=x)
             jumps.append([step + 1, before, (net(x) - y).square().mean().item(), net[0].out_features])
