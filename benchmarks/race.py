@@ -54,7 +54,7 @@ def table(chains=FIELD, workloads=WORKLOADS):
     torch.set_num_threads(1)
     budget = 200 if os.environ.get("MODULI_BENCH_QUICK") else 1000
     for chain in chains:  # compiles what is to be compiled
-        lab.race(["spirals"], [chain], tune=3, seeds=3, budget=10, workers=0)
+        lab.race(list(workloads), [chain], tune=3, seeds=3, budget=10, workers=0)
     rows, every, same, count = [], [], 0, 0
     for workload in workloads:
         ratios = []
