@@ -46,8 +46,7 @@ def measure(chain, workload, budget):
         results = lab.race([workload], [chain], tune=15, seeds=3, budget=budget, seconds=120.0, workers=0, stack=stack)
         times.append(time.process_time() - began)
         winners.append(choose(results))
-    together = sum("stacked" in run for run in results.runs)
-    return *times, sum(winners[0][key] == winners[1][key] for key in winners[0]), together
+    return *times, sum(winners[0][key] == winners[1][key] for key in winners[0])
 
 
 def table(chains=FIELD, workloads=WORKLOADS):
@@ -55,13 +54,13 @@ def table(chains=FIELD, workloads=WORKLOADS):
     torch.set_num_threads(1)
     budget = 200 if os.environ.get("MODULI_BENCH_QUICK") else 1000
     for chain in chains:  # compiles what is to be compiled
-        lab.race(["spirals"], [chain], tune=3, seeds=3, budget=10, workers=0)
+        lab.race(list(workloads), [chain], tune=3, seeds=3, budget=10, workers=0)
     rows, every, same, count = [], [], 0, 0
     for workload in workloads:
         ratios = []
         total = [0.0, 0.0]
         for chain in chains:
-            stacked, alone, equal, _ = measure(chain, workload, budget)
+            stacked, alone, equal = measure(chain, workload, budget)
             print(
                 f"{workload:20} {chain:28} {stacked:6.1f} s  {alone:6.1f} s  {alone / stacked:.2f}  {equal} of 3",
                 flush=True,

@@ -66,6 +66,50 @@ def test_schedulers_scale_every_members_rate(make):
     assert torch.equal(rates, torch.tensor([0.1, 0.2, 0.4], dtype=DOUBLE))
 
 
+def test_memories_of_soap_that_differ_between_members_are_one_call_and_each_members_own(monkeypatch):
+    betas = {
+        "beta1": torch.tensor([0.5, 0.9, 0.99], dtype=DOUBLE),
+        "beta2": torch.tensor([0.9, 0.99, 0.999], dtype=DOUBLE),
+        "shampoo_beta": torch.tensor([0.8, 0.95, 0.999], dtype=DOUBLE),
+    }
+    inputs = torch.randn(16, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+
+    def error(f):
+        return (f(inputs).tanh() - inputs[:, :2]).square().mean()
+
+    together = swarm(3).to(DOUBLE)
+    alone = together.to_modules()
+    calls = []
+    learn = m.SOAP.learn
+    monkeypatch.setattr(m.SOAP, "learn", lambda *args: (calls.append(1), learn(*args))[1])
+    opt = mo.Optimizer(together, m.SOAP(precond_freq=3, **betas), m.LR(0.1))
+    for _ in range(10):
+        opt.step(mo.closure(error))
+    assert len(calls) == 10 * len(list(alone[0].parameters()))
+    for i, net in enumerate(alone):
+        own = {name: value[i].item() for name, value in betas.items()}
+        single = mo.Optimizer(net, m.SOAP(precond_freq=3, **own), m.LR(0.1))
+        for _ in range(10):
+            single.step(mo.closure(error))
+        for mine, theirs in zip(together.to_modules()[i].parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_settings_that_a_link_takes_as_numbers_are_each_members_own():
+    together = swarm(3).to(DOUBLE)
+    alone = together.to_modules()
+    regs = torch.tensor([1e-6, 1e-2, 1.0], dtype=DOUBLE)
+    opt = mo.Optimizer(together, m.Shampoo(reg=regs), m.LR(0.1))
+    for _ in range(3):
+        opt.step(mo.closure(lambda f: (f(torch.ones(4, 3, dtype=DOUBLE)) - 1).square().mean()))
+    for i, net in enumerate(alone):
+        single = mo.Optimizer(net, m.Shampoo(reg=regs[i].item()), m.LR(0.1))
+        for _ in range(3):
+            single.step(mo.closure(lambda f: (f(torch.ones(4, 3, dtype=DOUBLE)) - 1).square().mean()))
+        for mine, theirs in zip(together.to_modules()[i].parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
 def test_pbt_is_refused_where_it_cannot_act():
     with pytest.raises(mo.optim.ChainError, match="PBT comes last"):
         mo.Optimizer(swarm(), m.PBT({"lr.lr": (1e-3, 1e-1)}), m.LR(0.1))

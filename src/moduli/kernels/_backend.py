@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import torch
@@ -52,11 +52,23 @@ class Kernel:
         self.run.restype = None
 
 
+_NAME = "MODULI_KERNELS"
+# Every call looks. For a missing variable, which is the usual case, `os.environ` raises and catches an error, which takes ten times
+# as long as a lookup in the dictionary below it.
+_VARIABLES: Container[Any] = getattr(os.environ, "_data", os.environ)
+_KEY: Any = _NAME if _VARIABLES is os.environ else os.environ.encodekey(_NAME)
+
+
+def read_setting() -> str | None:
+    """Return the value of `MODULI_KERNELS`; None if it is not set."""
+    return os.environ[_NAME] if _KEY in _VARIABLES else None
+
+
 def mode() -> str:
     """Return the value of `MODULI_KERNELS`: auto (compile where possible), c or triton (or raise), foreach, plain."""
-    if "MODULI_KERNELS" not in os.environ:  # the usual case, in which `get` would raise and catch an error
+    value = read_setting()
+    if value is None:
         return "auto"
-    value = os.environ["MODULI_KERNELS"]
     value = "foreach" if value == "eager" else value  # its old name
     if value not in _MODES:
         raise ValueError(f"MODULI_KERNELS is {value!r}; set it to one of {', '.join(_MODES)}, or unset it")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
-from os import environ
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _NUMBERS = frozenset({float, int})
 _SCALARS = ("scalar", "whole")
-_SETTING = "MODULI_KERNELS"
 _is_negated = torch.Tensor.is_neg
 #: The result of a warm call that needs another plan.
 DIFFERENT = object()
@@ -153,7 +151,7 @@ class WarmCall:
         self._piece = piece  # whose arrays the kernel reads
         self._kernel: Any = piece.form.kernel.run  # type: ignore[attr-defined]
         self._lists, self._arguments = len(given), len(given) + len(request.scalars) - len(norms)
-        self._surroundings = (environ.get(_SETTING), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+        self._surroundings = (_backend.read_setting(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
         self._elements, self._runs, self._lengths = piece.starts[-1], len(piece.sizes), frozenset({plan.count})
         self._short = self._elements < 2 * _backend.GRAIN  # not worth a second thread
         self._sizes = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0])
@@ -193,9 +191,8 @@ class WarmCall:
             return DIFFERENT
         if torch.is_grad_enabled() or len(args) != self._arguments or is_transformed() or has_dispatch_mode():
             return DIFFERENT
-        # `get` raises and catches an error for a missing key, the usual case.
-        setting = environ[_SETTING] if _SETTING in environ else None  # noqa: SIM401
-        if (setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()) != self._surroundings:
+        surroundings = (_backend.read_setting(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+        if surroundings != self._surroundings:
             return DIFFERENT
         for find_changed, names in self._reads:
             if find_changed(*names) >= 0:

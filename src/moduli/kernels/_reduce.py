@@ -8,7 +8,6 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from os import environ
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from ._triton import find_problem, reduce_lists
 # For sums of squares in this range nothing has overflowed or underflowed.
 _SMALLEST, _LARGEST = 1e-280, 1e300
 _SIGNED = ("sum", "dot", "amax")
-_SETTING = "MODULI_KERNELS"
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _DEVICE, _PLACE = operator.attrgetter("device"), operator.attrgetter("device", "layout")
 _NORMS = {1: "absolutes", 2: "norm", math.inf: "largest"}
@@ -316,7 +314,12 @@ _compiled: dict[tuple[int, ...], CompiledReduction] = {}
 
 def _try_compiled(kind: str, tensors: Lists, scale: float = 1.0) -> torch.Tensor | None:
     """Reduce by compiled code; return None if it can't take the lists, or if they have to be checked first."""
-    if not tensors[0] or is_transformed() or has_dispatch_mode() or (_SETTING in environ and not _may_compile()):
+    if (
+        not tensors[0]
+        or is_transformed()
+        or has_dispatch_mode()
+        or (_backend.read_setting() is not None and not _may_compile())
+    ):
         return None
     lists = tuple(map(tuple, tensors))
     key = tuple(map(len, lists))

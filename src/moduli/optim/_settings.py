@@ -99,7 +99,7 @@ class Binding:
         writes: Counts changes of groups, defaults and links.
         step: The number of the current step.
         members: The number of members of a population; None for one model.
-        member: The member that links are run for; None for all at once.
+        member: Returns the number of the member that links are run for, from one number for each member; None for all at once.
         fuse: Whether runs of pointwise links are one pass.
         draws_alike: Whether several processes have to draw the same random numbers.
         in_pieces: Whether parameters are sharded over processes.
@@ -115,7 +115,7 @@ class Binding:
         self.writes = Writes()
         self.step = 0
         self.members: int | None = None
-        self.member: int | None = None
+        self.member: Callable[[Tensor], Any] | None = None
         self.fuse = fuse
         self.draws_alike = False
         self.in_pieces = False
@@ -169,9 +169,9 @@ class Settings:
             return self.shown[param][1]
         binding = self._binding
         resolved = current(self.raw(param), binding.step)
-        i = binding.member
-        if i is not None and any(is_per_member(value) for value in resolved.values()):
-            return {key: value[i].item() if is_per_member(value) else value for key, value in resolved.items()}
+        take = binding.member
+        if take is not None and any(is_per_member(value) for value in resolved.values()):
+            return {key: take(value) if is_per_member(value) else value for key, value in resolved.items()}
         return resolved
 
     def raw(self, param: Tensor) -> dict[str, Any]:
@@ -191,10 +191,10 @@ class Settings:
             self._fill(key)
         return self._resolved[key][0]
 
-    def are_per_member(self) -> bool:
-        """Return whether any of them is one number for each member of a population."""
+    def find_per_member(self) -> list[tuple[str, Tensor]]:
+        """Return the names and values of settings that are one number for each member of a population."""
         layers: list[dict[str, Any]] = [self.defaults, *self.overrides, *self.local.values()]
-        return any(is_per_member(value) for layer in layers for value in layer.values())
+        return [(key, value) for layer in layers for key, value in layer.items() if is_per_member(value)]
 
     def _fill(self, key: tuple[int, int]) -> None:
         # In place: a fused run refers to the dictionary and reads the new values.

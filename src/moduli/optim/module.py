@@ -55,6 +55,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" for each member by itself, in one call
             vectorised by `torch.vmap`; False for each member by itself, one after the other. Pointwise hooks always work
             on the matrix.
+        member_settings: For "batched" links, the settings that may differ between members: they are 0-d tensors in the call.
+            With others that differ, members are run one after the other.
         over_processes: Whether a link that compares members can, where they are spread over processes.
         replicated: Whether every process stores the link's state of all members, where they are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
@@ -98,6 +100,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
     members: ClassVar[bool | Literal["matrix", "batched"]] = False
+    member_settings: ClassVar[tuple[str, ...]] = ()
     over_processes: bool = False
     replicated: ClassVar[bool] = False
     across: Across = Across.EVERYTHING

@@ -25,7 +25,7 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
         return "it works on the objective, not on tensors"
     name = link.find_override()
     # One number per member is no scalar of a kernel.
-    differs = over_members and (link.finds_numbers() or link.settings.are_per_member())
+    differs = over_members and (link.finds_numbers() or bool(link.settings.find_per_member()))
     reasons = {
         "its hooks are not declared pointwise": not link.elementwise,
         "it works on one vector of all parameters": link.concat_params,

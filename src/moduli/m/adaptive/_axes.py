@@ -63,6 +63,23 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
     return slices @ slices.mH
 
 
+def decay(mean: Tensor, value: Tensor, beta: float | Tensor) -> None:
+    """Set mean to beta * mean + (1 - beta) * value, in two operations, also for a stack of matrices."""
+    # Not lerp_, which becomes several operations for a stack.
+    if isinstance(beta, Tensor):  # in the dtype of the mean: an operation in place with another one copies
+        mean.mul_(beta.to(mean.dtype)).add_(value * (1 - beta).to(mean.dtype))
+    else:
+        mean.mul_(beta).add_(value, alpha=1 - beta)
+
+
+def decay_covariance(total: Tensor, tensor: Tensor, axis: int, beta: float | Tensor) -> None:
+    """Set total to beta * total + (1 - beta) * covariance."""
+    if isinstance(beta, Tensor):
+        decay(total, covariance(tensor, axis), beta)
+    else:
+        accumulate(total, tensor, axis, beta, 1 - beta)
+
+
 @batch_by_itself
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
     """Set total to keep * total + take * covariance; leading axes of both are a batch."""

@@ -14,11 +14,22 @@ import torch
 from torch import Tensor
 
 from ..._search_ranges import UNIT_STEPS
-from ...optim import Chainable, Follows, MatrixTransform, MatrixView, Objective, SettingsList, States
+from ...optim import Chainable, Follows, MatrixTransform, MatrixView, Objective, Setting, SettingsList, States
 from ...optim import ranges as check
 from .._measures import read
 from ._adam import correct_bias
-from ._axes import accumulate, batch_by_itself, covariance, eigh, merge_shape, multiply, power, work
+from ._axes import (
+    accumulate,
+    batch_by_itself,
+    covariance,
+    decay,
+    decay_covariance,
+    eigh,
+    merge_shape,
+    multiply,
+    power,
+    work,
+)
 
 
 class Shampoo(MatrixTransform):
@@ -158,7 +169,9 @@ class Shampoo(MatrixTransform):
         return out.to(tensor.dtype)
 
 
-def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
+def begin(
+    state: Any, update: Tensor, beta: float | Tensor, max_dim: int, merge_small: bool, precondition_1d: bool
+) -> Tensor:
     """Return a first update in the shape that is rotated, and store its covariances and bases."""
     shape = merge_shape(update.shape, max_dim, merge_small)
     axes = [axis for axis, size in enumerate(shape) if size <= max_dim and update.numel()]
@@ -198,10 +211,10 @@ def eigenvectors(matrix: Tensor) -> Tensor:
     return vectors @ eigh(inside + torch.diag_embed(behind))[1]
 
 
-def learn(state: Any, update: Tensor, beta: float) -> None:
+def learn(state: Any, update: Tensor, beta: float | Tensor) -> None:
     """Add one more update, in the shape that is rotated, to the covariances."""
     for axis, total in zip(state["axes"], state["covariances"], strict=True):
-        accumulate(total, update, axis, beta, 1 - beta)
+        decay_covariance(total, update, axis, beta)
 
 
 def follow(state: Any) -> list[Tensor]:
@@ -283,10 +296,11 @@ class SOAP(MatrixTransform):
     }
 
     attributes = ("proj_exp_avg",)
+    member_settings = ("beta1", "beta2", "shampoo_beta")
 
-    beta1: float = 0.95
-    beta2: float = 0.95
-    shampoo_beta: float = 0.95
+    beta1: Setting = 0.95
+    beta2: Setting = 0.95
+    shampoo_beta: Setting = 0.95
     precond_freq: int = 10
     merge_small: bool = False
     max_dim: int = 4096
@@ -372,10 +386,8 @@ class SOAP(MatrixTransform):
             self._follow(state)
         inner = work(state["inner"]).reshape(state["shape"]) if "inner" in state else x
         rotated = multiply(inner, matrices(state), adjoint=True)
-        beta1, beta2 = setting["beta1"], setting["beta2"]
-        # Not lerp_ and addcmul_, which become several operations each for a stack of matrices.
-        state["exp_avg"].mul_(beta1).add_(rotated if self.inside else inner, alpha=1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).add_((rotated * rotated.conj()).real, alpha=1 - beta2)
+        decay(state["exp_avg"], rotated if self.inside else inner, setting["beta1"])
+        decay(state["exp_avg_sq"], (rotated * rotated.conj()).real, setting["beta2"])
         learn(state, x, setting["shampoo_beta"])
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:

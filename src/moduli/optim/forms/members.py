@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,12 +166,13 @@ def _stack(values: Sequence[Any]) -> Any:
 def batches(link: Module) -> bool:
     """Return whether a link is run for all members in one vectorised call.
 
-    It is not if settings inside it differ between members, or if their states have other shapes.
+    It is not if settings differ between members for which a link inside it takes numbers only, or if states have other shapes.
     """
     parts = [part for _, part in link.links()]
     rows = [row for part in parts for row in (part.global_state, *part.rows.values())]
     ragged = any(isinstance(value, MemberValues) for row in rows for value in row.values())
-    return _fits(link) and not ragged and not any(part.settings.are_per_member() for part in parts)
+    varied = all(key in part.member_settings for part in parts for key, _ in part.settings.find_per_member())
+    return _fits(link) and not ragged and varied
 
 
 def _fits(link: Module) -> bool:
@@ -193,12 +195,15 @@ def step_each(link: Module, objective: Objective) -> Objective:
     done: list[Objective] = []
 
     def run(
-        i: int | None, rows: list[Tensor], inputs: tuple[list[Tensor], list[Tensor], Tensor | None], states_before: Any
+        take: Callable[[Tensor], Any],
+        rows: list[Tensor],
+        inputs: tuple[list[Tensor], list[Tensor], Tensor | None],
+        states_before: Any,
     ) -> tuple[list[Tensor], list[Any]]:
         single = Single(rows, loss=inputs[2], current_step=objective.current_step, modular=objective.modular)
         single.checking = objective.checking
         single.present, single.updates, single.grads = objective.present, list(inputs[0]), list(inputs[1])
-        with _run_alone(link, i), link.settings.binding.slots.show(rows, slots), replace_state(parts, states_before):
+        with _run_alone(link, take), link.settings.binding.slots.show(rows, slots), replace_state(parts, states_before):
             if link.vector_state:
                 link.follow(rows)
             done.append(link.step(single))
@@ -206,14 +211,15 @@ def step_each(link: Module, objective: Objective) -> Objective:
         return list(done[-1].get_updates()), states
 
     if batches(link):
-        changes, states_after = _map_members(run, objective, updates, grads, losses, before)
+        numbers = [value for part in parts for _, value in part.settings.find_per_member()]
+        changes, states_after = _map_members(run, objective, updates, grads, losses, before, numbers)
     else:
         each = []
         for i in range(count):
             inputs = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
             own = [{key: take_member(row, i) for key, row in states.items()} for states, _ in before]
             states_before = [(states, take_member(shared, i)) for states, (_, shared) in zip(own, before, strict=True)]
-            each.append(run(i, [param.detach()[i] for param in params], inputs, states_before))
+            each.append(run(partial(_take_number, i), [param.detach()[i] for param in params], inputs, states_before))
         changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
         states_after = []
         for members in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each
@@ -233,28 +239,47 @@ def step_each(link: Module, objective: Objective) -> Objective:
     return objective
 
 
+def _take_number(i: int, value: Tensor) -> float:
+    return value[i].item()
+
+
 def _map_members(
-    run: Callable[..., Any], objective: Objective, updates: list[Tensor], grads: list[Tensor], losses: Any, states: Any
+    run: Callable[..., Any],
+    objective: Objective,
+    updates: list[Tensor],
+    grads: list[Tensor],
+    losses: Any,
+    states: Any,
+    numbers: list[Tensor],
 ) -> tuple[list[Tensor], Any]:
     """Return the results of all members from one vectorised call; random numbers are the same for every member."""
     flat, shape = flatten_tensors(states)
     left: list[Any] = []
 
-    def one(rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Any, leaves: list[Tensor]) -> Any:
+    def one(
+        rows: list[Tensor],
+        changes: list[Tensor],
+        slopes: list[Tensor],
+        loss: Any,
+        leaves: list[Tensor],
+        own_numbers: list[Tensor],
+    ) -> Any:
+        by_value = dict(zip(map(id, numbers), own_numbers, strict=True))
         with OutOfPlace():
-            moved, states_after = run(None, rows, (changes, slopes, loss), unflatten_tensors(leaves, shape))
+            states = unflatten_tensors(leaves, shape)
+            moved, states_after = run(lambda value: by_value[id(value)], rows, (changes, slopes, loss), states)
         tensors, left[:] = flatten_tensors(states_after)
         return moved, tensors
 
     rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
-    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
-    moved, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own)
+    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0, 0), randomness="same")
+    moved, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own, numbers)
     spread = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in moved]
     return spread, unflatten_tensors(states_after, left)
 
 
 @contextmanager
-def _run_alone(link: Module, member: int | None) -> Iterator[None]:
+def _run_alone(link: Module, member: Callable[[Tensor], Any]) -> Iterator[None]:
     """Have a link and those inside it work on one member, unfused, for a block."""
     binding = link.settings.binding
     # Fused runs are compiled for persistent tensors.
