@@ -83,7 +83,13 @@ def main(argv: list[str]) -> int:
                 continue
             rows = add_runs(rows, [module.table() for _ in range(options.repeat - 1)])
             for capability in options.capability:
-                add_capability(rows, capability, run_elsewhere(known[name], capability, options.quick))
+                try:
+                    add_capability(rows, capability, run_elsewhere(known[name], capability, options.quick))
+                except subprocess.CalledProcessError as error:  # torch.compile, for one, fails with some of them
+                    console.print(
+                        f"[red]{name} failed with ATEN_CPU_CAPABILITY={capability}:[/red]", error.stderr[-2000:]
+                    )
+                    failed += 1
         except ModuleNotFoundError as error:
             console.print(f"[red]{name}: {error.name} is not installed; `make bench` installs the peers[/red]")
             failed += 1

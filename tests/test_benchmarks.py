@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,9 +20,13 @@ def load(name):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def program():
+    return load("run")
+
+
+@pytest.fixture
+def run(program, tmp_path, monkeypatch):
     """A directory with two small benchmarks, and a function that runs them as the command does."""
-    program = load("run")
     for name, value in (("first", 1.5), ("second", 12345.0)):
         (tmp_path / f"{name}.py").write_text(
             f'"""The {name} claim.\n\nIn a few | words.\n"""\n'
@@ -130,6 +135,16 @@ def test_rows_of_one_name_with_several_peers_keep_their_own_runs():
     assert [row["values"] for row in program.add_runs(rows, [again])] == [[1.0, 1.5], [3.0, 3.5]]
     program.add_capability(rows, "default", again)
     assert [row["others"] for row in rows] == [{"default": 1.5}, {"default": 3.5}]
+
+
+def test_a_failure_on_another_processor_is_reported_and_leaves_the_rows(run, program, tmp_path, monkeypatch, capsys):
+    def fail(*args):
+        raise subprocess.CalledProcessError(1, "run.py", stderr="no such kernel")
+
+    monkeypatch.setattr(program, "run_elsewhere", fail)
+    assert run("first", "--capability", "default") == 1
+    assert "no such kernel" in capsys.readouterr().out
+    assert "| a \\| b | 1.5 us | 2 us | met |\n" in (tmp_path / "page.md").read_text()
 
 
 def test_other_processors_are_columns(run, tmp_path, monkeypatch):

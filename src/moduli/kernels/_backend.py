@@ -52,23 +52,18 @@ class Kernel:
         self.run.restype = None
 
 
-_NAME = "MODULI_KERNELS"
-# Every call looks. For a missing variable, which is the usual case, `os.environ` raises and catches an error, which takes ten times
+SETTING = "MODULI_KERNELS"
+# Every call of a kernel looks up whether it is set. If it is not, `os.environ` raises and catches an error, which takes ten times
 # as long as a lookup in the dictionary below it.
-_VARIABLES: Container[Any] = getattr(os.environ, "_data", os.environ)
-_KEY: Any = _NAME if _VARIABLES is os.environ else os.environ.encodekey(_NAME)
-
-
-def read_setting() -> str | None:
-    """Return the value of `MODULI_KERNELS`; None if it is not set."""
-    return os.environ[_NAME] if _KEY in _VARIABLES else None
+VARIABLES: Container[Any] = getattr(os.environ, "_data", os.environ)
+SETTING_KEY: Any = SETTING if VARIABLES is os.environ else os.environ.encodekey(SETTING)
 
 
 def mode() -> str:
     """Return the value of `MODULI_KERNELS`: auto (compile where possible), c or triton (or raise), foreach, plain."""
-    value = read_setting()
-    if value is None:
+    if SETTING_KEY not in VARIABLES:
         return "auto"
+    value = os.environ[SETTING]
     value = "foreach" if value == "eager" else value  # its old name
     if value not in _MODES:
         raise ValueError(f"MODULI_KERNELS is {value!r}; set it to one of {', '.join(_MODES)}, or unset it")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
+from os import environ
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.autograd.graph import increment_version
 
 from .._torch import has_dispatch_mode, is_transformed
 from . import _backend, _call
+from ._backend import SETTING, SETTING_KEY, VARIABLES
 from ._c import CForm
 from ._plain import arrange_results
 from ._plan import CallPlan, Plans, PlanState, Ranges
@@ -151,7 +153,7 @@ class WarmCall:
         self._piece = piece  # whose arrays the kernel reads
         self._kernel: Any = piece.form.kernel.run  # type: ignore[attr-defined]
         self._lists, self._arguments = len(given), len(given) + len(request.scalars) - len(norms)
-        self._surroundings = (_backend.read_setting(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+        self._surroundings = (environ.get(SETTING), torch.is_inference_mode_enabled(), torch.get_default_dtype())
         self._elements, self._runs, self._lengths = piece.starts[-1], len(piece.sizes), frozenset({plan.count})
         self._short = self._elements < 2 * _backend.GRAIN  # not worth a second thread
         self._sizes = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0])
@@ -191,8 +193,8 @@ class WarmCall:
             return DIFFERENT
         if torch.is_grad_enabled() or len(args) != self._arguments or is_transformed() or has_dispatch_mode():
             return DIFFERENT
-        surroundings = (_backend.read_setting(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
-        if surroundings != self._surroundings:
+        setting = environ[SETTING] if SETTING_KEY in VARIABLES else None
+        if (setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()) != self._surroundings:
             return DIFFERENT
         for find_changed, names in self._reads:
             if find_changed(*names) >= 0:

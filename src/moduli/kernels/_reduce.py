@@ -15,7 +15,7 @@ import torch
 from .._torch import has_dispatch_mode, is_fake, is_transformed
 from ..layout import is_sharded
 from . import _backend
-from ._backend import KernelError
+from ._backend import SETTING_KEY, VARIABLES, KernelError
 from ._checks import explain_opaque
 from ._lists import has_memory
 from ._memory import put_bounded
@@ -314,12 +314,7 @@ _compiled: dict[tuple[int, ...], CompiledReduction] = {}
 
 def _try_compiled(kind: str, tensors: Lists, scale: float = 1.0) -> torch.Tensor | None:
     """Reduce by compiled code; return None if it can't take the lists, or if they have to be checked first."""
-    if (
-        not tensors[0]
-        or is_transformed()
-        or has_dispatch_mode()
-        or (_backend.read_setting() is not None and not _may_compile())
-    ):
+    if not tensors[0] or is_transformed() or has_dispatch_mode() or (SETTING_KEY in VARIABLES and not _may_compile()):
         return None
     lists = tuple(map(tuple, tensors))
     key = tuple(map(len, lists))
