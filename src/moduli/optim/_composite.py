@@ -129,7 +129,13 @@ def split_settings(
 
 
 def are_scalars(link: TensorTransform, setting: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Return whether the measures of a link can be scalars of a kernel, apart from its settings."""
+    """Return whether the measures of a link can be scalars of a kernel, apart from its settings.
+
+    Args:
+        link: The link.
+        setting: Its settings.
+        measured: The results of its `measure`, by name.
+    """
     free = measured.keys().isdisjoint({*setting, *link.static})
     return free and all(
         type(value) in (float, int)

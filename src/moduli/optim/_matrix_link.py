@@ -78,7 +78,16 @@ class MatrixLink:
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Create the state for each matrix."""
+        """Create the state for each matrix.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings.
+        """
         hook = super().single_tensor_initialize  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -89,7 +98,16 @@ class MatrixLink:
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Learn from each matrix."""
+        """Learn from each matrix.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         hook = super().single_tensor_update  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -100,7 +118,16 @@ class MatrixLink:
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        """Return the parameter's update with each matrix transformed."""
+        """Return the parameter's update with each matrix transformed.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         hook = super().single_tensor_apply  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:

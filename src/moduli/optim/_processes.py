@@ -149,7 +149,13 @@ class Exchange:
         me, boxes, every = self.rank, self.boxes, range(self.size)
 
         def comes_from(i: int, holder: int, reader: int) -> bool:
-            """Return whether a reader gets a shard from this holder: from itself if it can, otherwise from the first."""
+            """Return whether a process gets its copy of a shard from this one: itself if it has the shard, else the first that has.
+
+            Args:
+                i: The index of the tensor.
+                holder: The rank that has the shard.
+                reader: The rank that gets it.
+            """
             if not everywhere and self.owners[i] != reader:
                 return False
             box = boxes[i][holder]

@@ -129,7 +129,14 @@ class _StateResizer:
         self.whole = compose(maps)
 
     def resize(self, value: Any, rule: Follows | None, start: Any, is_point: bool) -> Any:
-        """Return a nested value with its tensors resized."""
+        """Return a nested value with its tensors resized.
+
+        Args:
+            value: The value of one state.
+            rule: How the state follows its parameter; None for the same shape.
+            start: The initial value of the state for the new shape; None if there is none.
+            is_point: Whether the state is a point of parameter space, which is resized like the parameter.
+        """
         if isinstance(value, MemberValues):
             inner = _StateResizer(self.maps, 0)
             return MemberValues((i, inner.resize(item, rule, None, is_point)) for i, item in value.items())

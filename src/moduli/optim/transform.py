@@ -241,12 +241,30 @@ class TensorTransform(Transform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Fill the state of one parameter; see `single_tensor_apply` for the arguments."""
+        """Fill the state of one parameter.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings, and measured scalars.
+        """
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Learn from one tensor: change `state`, not `tensor`; see `single_tensor_apply` for the arguments."""
+        """Learn from one tensor: change `state`, not `tensor`.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
@@ -260,6 +278,9 @@ class TensorTransform(Transform):
             loss: The loss; None unless the link uses it.
             state: The state of the parameter.
             setting: Its settings, and measured scalars.
+
+        Returns:
+            The new update.
         """
         raise TypeError(f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply")
 
@@ -272,7 +293,16 @@ class TensorTransform(Transform):
         states: States,
         settings: Sequence[SettingValues],
     ) -> None:
-        """Fill the states of new parameters; see `multi_tensor_apply` for the arguments."""
+        """Fill the states of new parameters.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter, empty.
+            settings: The settings of each parameter, and measured scalars.
+        """
         call_each(self, "single_tensor_initialize", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_update(
@@ -284,7 +314,16 @@ class TensorTransform(Transform):
         states: States,
         settings: Sequence[SettingValues],
     ) -> None:
-        """Learn from all tensors: change `states`, not `tensors`; see `multi_tensor_apply` for the arguments."""
+        """Learn from all tensors: change `states`, not `tensors`.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter.
+            settings: The settings of each parameter, and measured scalars.
+        """
         call_each(self, "single_tensor_update", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_apply(
@@ -305,6 +344,9 @@ class TensorTransform(Transform):
             loss: The loss; None unless the link uses it.
             states: The state of each parameter.
             settings: The settings of each parameter, and measured scalars.
+
+        Returns:
+            The new updates, in the same order.
         """
         return call_each(self, "single_tensor_apply", HookArguments(tensors, params, grads, loss, states, settings))
 
@@ -313,7 +355,7 @@ class TensorTransform(Transform):
 
         Args:
             objective: The objective.
-            positions: The positions of the parameters.
+            positions: The positions of the parameters in the objective.
             states: The state of each.
         """
         return states
@@ -343,7 +385,13 @@ class TensorTransform(Transform):
                 send_row(state, find_place(binding, param))
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
-        """Gather the tensors and call the hooks that learn."""
+        """Gather the tensors and call the hooks that learn.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+        """
         _, arguments = gather_arguments(self, objective, states, settings, owned=False)
         if not arguments.tensors:
             return
@@ -354,7 +402,16 @@ class TensorTransform(Transform):
             self.multi_tensor_update(*arguments)
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
-        """Gather the tensors, call the hooks that transform, and write the results to the update."""
+        """Gather the tensors, call the hooks that transform, and write the results to the update.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+
+        Returns:
+            The objective.
+        """
         # Stacks are copies already, so the update need not be copied for them.
         owned = not self.stacks_alike("single_tensor_apply")
         positions, arguments = gather_arguments(self, objective, states, settings, owned=owned)
