@@ -102,7 +102,7 @@ class Binding:
         member: The member that links are run for; None for all at once.
         fuse: Whether runs of pointwise links are one pass.
         draws_alike: Whether several processes have to draw the same random numbers.
-        in_pieces: Whether parameters are sharded over processes.
+        sharded: Whether parameters are sharded over processes.
         read_row: Returns the state of a parameter that is part of a matrix of members, read-only.
         axes: The axes of the model, if the optimizer was given them.
         offload: Where the state of the parameters of some groups is stored between steps, by the position of the group.
@@ -118,7 +118,7 @@ class Binding:
         self.member: int | None = None
         self.fuse = fuse
         self.draws_alike = False
-        self.in_pieces = False
+        self.sharded = False
         self.read_row: Callable[[dict[int, Any], int], Any] | None = None
         self.axes: ModelAxes | None = None
         self.device_steps: DeviceSteps | None = None

@@ -29,7 +29,7 @@ from .evaluation import show_averages, show_trained
 from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
-from .forms.shards import are_in_pieces
+from .forms.shards import are_sharded
 from .master_weights import MasterWeights
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
@@ -173,14 +173,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _find_shards(self) -> None:
         """Detect sharded parameters (DTensor, FSDP)."""
-        if self.population is not None or not are_in_pieces(self.param_groups):
+        if self.population is not None or not are_sharded(self.param_groups):
             return
         if self.differentiable:
             raise ChainError("parameters in pieces (DTensor, FSDP) can't be differentiated through")
         shards = ShardedParams(self, self.shards)
         shards.check()
         self.shards = shards
-        self.binding.in_pieces = True
+        self.binding.sharded = True
 
     def _take_links(self) -> None:
         """Collect the links and check that each is used once and that its needs are met."""
