@@ -27,7 +27,7 @@ from dataclasses import MISSING, Field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
 from . import ranges as check
-from ._checks import MADE
+from ._checks import BASE_ATTRIBUTES
 from ._link_type import check_defaults
 
 Ranges = Mapping[check.Check, tuple[str, ...]]
@@ -168,7 +168,7 @@ def _declare(cls: type[DeclaredArguments]) -> None:
 
 def _is_free(cls: type, key: str) -> bool:
     """Return whether no base class has a name; raise TypeError for the name of a method or of an attribute of every link."""
-    if key in MADE or key == "state":
+    if key in BASE_ATTRIBUTES or key == "state":
         raise TypeError(f"{cls.__name__}.{key}: every link has {key!r} already; give the argument another name")
     for kind in cls.__mro__[1:]:
         value = vars(kind).get(key)
