@@ -22,8 +22,8 @@ class MatrixLink:
     """The part of a link that treats parameters as batches of matrices, if its optimizer has the axes of the model.
 
     Its hooks are called with one matrix, under `torch.vmap` over the batch. The state of a parameter is `state["blocks"]`, a
-    list with a dictionary for each size of matrix, whose tensors have the batch as their first axis. The link declares the arguments
-    `batch` and `matrix`, which are `attributes`.
+    list with a dictionary for each size of matrix, whose tensors have the batch as their first axis. The link declares
+    the arguments `batch` and `matrix`, which are `attributes`.
     """
 
     if TYPE_CHECKING:

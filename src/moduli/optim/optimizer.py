@@ -529,7 +529,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = _saved.read(self, loaded, strict)
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            saved = members.part_members(self, shard, saved)
+            saved = members.shard_saved(self, shard, saved)
         with Guard(deferred=True) as guard:
             _saved.unpack(self, saved, strict, guard, axes)
         if self.binding.device_steps is not None:
