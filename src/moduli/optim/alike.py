@@ -190,7 +190,9 @@ def _call_stacked(
     before = rows[0].structure
     # These are set by the call: the number of tensors in its result, the structures of result and state, and for each tensor
     # of the new state the position of the input tensor that it is, or None for a new tensor.
-    result_count, result_structure, state_structure = 0, None, None
+    result_count = 0
+    result_structure: Any = None
+    state_structure: Any = None
     origins: list[int | None] = []
     inputs = [stack for stack in stacks if stack is not None]
 
