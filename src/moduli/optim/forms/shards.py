@@ -270,7 +270,7 @@ class ShardedParams(StepForm):
         out.shards, out.matrices, out.guard, out.local, out.accepted = self, None, local.guard, None, None
         out.evaluator = local.evaluator
         if out.parent is not None:
-            out._hand_up()
+            out._pass_to_parent()
         self.release(whole.params)
         return out
 
