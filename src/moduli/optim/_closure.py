@@ -21,7 +21,7 @@ _grad = operator.attrgetter("grad")
 
 
 class Closure:
-    """A loss function as a closure: `closure(backward=True)` returns the loss and fills `.grad` when asked. See `closure`.
+    """A loss function as a closure: `closure(backward=True)` returns the loss and writes `.grad` if requested. See `closure`.
 
     Example:
         >>> import torch, moduli as mo

@@ -153,7 +153,7 @@ class Settings:
         #: group is stored too, so that its identity stays unique.
         self._resolved: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any] | None]] = {}
         #: The state and settings of tensors that are passed to hooks in place of parameters (`LinkState.shown`).
-        self.shown: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
+        self.temporary: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
         self._version = -1
 
     @property
@@ -166,8 +166,8 @@ class Settings:
         self._binding, self.defaults.writes, self._version = binding, binding.writes, -1
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
-        if param in self.shown:
-            return self.shown[param][1]
+        if param in self.temporary:
+            return self.temporary[param][1]
         binding = self._binding
         resolved = current(self.raw(param), binding.step)
         i = binding.member

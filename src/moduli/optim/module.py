@@ -52,14 +52,14 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     Attributes:
         needs: The requirements on the objective (see `Need`); a chain that can't meet them raises ChainError.
         members: Whether the link works on all members of a population at once: True on parameters stacked over members,
-            (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" for each member by itself, in one call
-            vectorised by `torch.vmap`; False for each member by itself, one after the other. Pointwise hooks always work
+            (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" on each member separately, in one call
+            vectorised by `torch.vmap`; False on each member separately, one after the other. Pointwise hooks always work
             on the matrix.
         over_processes: Whether a link that compares members can compare members that are spread over processes.
         replicated: Whether every process stores the link's state of all members, if these are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
         across: The requirement on sharded parameters (see `Across`): nothing for pointwise links,
-            sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor by itself.
+            sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor separately.
             By default all parameters are gathered, which is correct for every link.
         decides_on_host: Whether it copies values from the parameters' device to the host, because Python decides what
             comes next (a line search compares losses, a termination stops). Other links never do.

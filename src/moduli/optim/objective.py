@@ -60,7 +60,7 @@ class Objective(Curvature):
         post_step_hooks: Functions `(objective, links)` called after the parameters moved.
         stop: Whether to skip the rest of this chain.
         skip_update: Whether a link has moved the parameters itself.
-        should_terminate: Whether a termination link asked to stop training.
+        should_terminate: Whether a termination link requested to stop training.
         differentiable: Whether autograd differentiates through the step.
         present: For each parameter whether it has a gradient; None where all have.
         tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
@@ -339,7 +339,7 @@ class Objective(Curvature):
         return other
 
     def update_attrs_from_clone_(self, other: Objective) -> None:
-        """Store the results of a clone: its evaluations, and whether it asked to terminate."""
+        """Store the results of a clone: its evaluations, and whether it requested to terminate."""
         self._take_evaluations(other)
         if self._graph is None and _same(self.params, other.params):
             self._graph, self._residuals = other._graph, other._residuals

@@ -77,7 +77,7 @@ class Optimizer(torch.optim.Optimizer):
         modules: The links.
         current_step: The number of steps made.
         num_evaluations: The number of calls of the closure (steps without one count as one).
-        should_terminate: Whether a termination link asked to stop.
+        should_terminate: Whether a termination link requested to stop.
         reasons: The reasons to stop, as sentences.
         attrs: The values that links published.
         model: The module, where one was given.

@@ -41,7 +41,7 @@ class StateView(MutableMapping[Tensor, dict[str, Any]]):
 
     def __getitem__(self, key: Tensor | str) -> dict[str, Any]:
         link = self._link
-        temporary = link.settings.shown
+        temporary = link.settings.temporary
         if key in temporary:
             return temporary[key][0]  # type: ignore[index,no-any-return]
         row = self._find(key)
@@ -161,7 +161,7 @@ class LinkState(LinkSettings):
 
     def find_rows(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
         """Return the row of each parameter, in any of its forms."""
-        number, temporary = self.settings.binding.slots.number, self.settings.shown
+        number, temporary = self.settings.binding.slots.number, self.settings.temporary
         return [temporary[param][0] if param in temporary else self.get_row(number(param)) for param in params]
 
     def use_binding(self, binding: Binding) -> None:
@@ -219,7 +219,7 @@ class LinkState(LinkSettings):
             states: The state of each.
             settings: The settings of each.
         """
-        temporary = self.settings.shown
+        temporary = self.settings.temporary
         temporary.update(zip(params, zip(states, settings, strict=True), strict=True))
         try:
             yield
