@@ -75,7 +75,7 @@ class ListLayout:
             return 0, now
         if any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
             return None  # a tensor of zeros that was never written, or freed storage
-        return -1, now  # the lists that moved are not told apart here
+        return -1, now  # any of the lists may have moved
 
 
 def _are_writable(tensors: Tensors) -> bool:

@@ -63,7 +63,7 @@ class ParticleEditView:
         return self
 
     def run(self, pdata: Any) -> None:
-        """Bring one particle to the next version, or raise and leave it as it was.
+        """Change one particle to the next version; if this fails, the particle is not changed.
 
         Raises:
             StructureError: If the metadata of the next version was not received.
