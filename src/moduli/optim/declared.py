@@ -48,7 +48,7 @@ class DeclaredArguments:
     _declared: ClassVar[frozenset[str]] = frozenset()
     #: The values of arguments that are fixed, and not in the constructor.
     _fixed: ClassVar[Mapping[str, Any]] = {}
-    #: What each argument becomes, computed at first use.
+    #: The uses of the arguments, computed when they are first needed.
     _uses: ClassVar[Any] = None
 
     if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _extend_constructor(
 
 
 class _Uses(NamedTuple):
-    """What the arguments of a class become; those that are named nowhere here are settings.
+    """The uses of the arguments of a class; an argument that is in none of these lists is a setting.
 
     Attributes:
         checks: The check of an argument, with its name.
@@ -277,7 +277,7 @@ class _Uses(NamedTuple):
 
 
 def _find_uses(cls: type[DeclaredArguments]) -> _Uses:
-    """Return what the arguments of a class become."""
+    """Return the uses of the arguments of a class."""
     if "_uses" not in vars(cls):
         kinds = [kind for kind in cls.__mro__ if issubclass(kind, DeclaredArguments)]
         hints = {key: _read_hint(kind, hint) for kind in reversed(kinds) for key, hint in _get_hints(kind).items()}

@@ -35,7 +35,7 @@ class VersionEdit(ABC):
         return self
 
     def run(self, vdata: Any) -> tuple[Any, Any]:
-        """Edit the particle that starts it; return the metadata of the next version, and the updater that changes particles to it."""
+        """Edit the particle that starts it, and return the metadata of the next version and the updater of particles."""
         kernel, self._particle_data = self._particle_data.modules[0]._particle_kernel, None
         before = kernel.version
         kernel.version_update(self)

@@ -201,7 +201,14 @@ def step_each(link: Module, objective: Objective) -> Objective:
     def run(
         i: int | None, rows: list[Tensor], inputs: tuple[list[Tensor], list[Tensor], Tensor | None], states_before: Any
     ) -> tuple[list[Tensor], list[Any]]:
-        """Return the update and the states after a step of member i; of the member that is vectorised over if it is None."""
+        """Return the update and the states after a step of one member.
+
+        Args:
+            i: The member; None if `torch.vmap` vectorises over all.
+            rows: Its parameters.
+            inputs: Its update, gradient and loss.
+            states_before: The rows and the global state of each link.
+        """
         inner_updates, inner_grads, loss = inputs
         inner = MemberObjective(rows, loss=loss, current_step=objective.current_step, modular=objective.modular)
         inner.checking = objective.checking
