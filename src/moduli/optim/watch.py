@@ -91,23 +91,19 @@ class Watch:
         for links, params, squares, moves in self._runs:
             columns = (squares.read() if isinstance(squares, PartialSquares) else squares).unbind(1)
             for k, link in enumerate(links):
-                self._put(link, [(params, columns[k])], [(params, columns[k + 1])])
+                self.add_link(link, [(params, columns[k])], [(params, columns[k + 1])])
             if moves:
                 self._named.setdefault("param", []).append((params, columns[-1]))
         self._runs = []
 
-    def add_link(self, link: Module, params: Sequence[Tensor], before: Tensor | None, after: Tensor) -> None:
-        """Store the sums of squares of the update before and after an unfused link.
+    def add_link(self, link: Module, before: _Squares, after: _Squares) -> None:
+        """Store the sums of squares of the update before and after a link.
 
         Args:
             link: The link.
-            params: The parameters.
-            before: The sums of its input; None if there was no update before.
+            before: The sums of its input; empty if there was no update before.
             after: The sums of its result.
         """
-        self._put(link, [] if before is None else [(params, before)], [(params, after)])
-
-    def _put(self, link: Module, before: _Squares, after: _Squares) -> None:
         _, first, last = self._links.setdefault(id(link), (link, [], []))
         first += before
         last += after
@@ -242,12 +238,13 @@ def run_watched(link: Module, objective: Objective, run: Callable[[Objective], O
     if watch is None:
         return run(objective)
     has_update = objective.updates is not None or objective.grads is not None
-    before = sum_squares(objective.peek_updates()) if has_update else None
-    after: Any = run(objective)
-    updates = getattr(after, "updates", None)
+    before = [sum_squares(objective.peek_updates())] if has_update else []
+    result: Any = run(objective)
+    updates = getattr(result, "updates", None)
     if updates is not None:
-        watch.add_link(link, after.params, before, sum_squares(updates))
-    return after  # type: ignore[no-any-return]
+        params = result.params
+        watch.add_link(link, [(params, squares) for squares in before], [(params, sum_squares(updates))])
+    return result  # type: ignore[no-any-return]
 
 
 def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, frozenset[str]]]:

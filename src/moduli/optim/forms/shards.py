@@ -276,10 +276,10 @@ class ShardedParams(StepForm):
 
     @staticmethod
     def release(wholes: Sequence[Tensor]) -> None:
-        """Free the memory of gathered tensors; their shapes stay."""
+        """Free the memory of gathered tensors, which keep their shapes with the memory of one element."""
         for whole in wholes:
             whole.grad = None
-            whole.data = hollow(whole, whole.device)
+            whole.data = torch.empty((), dtype=whole.dtype, device=whole.device).expand(whole.shape)
 
     def push(self, wholes: Sequence[Tensor]) -> None:
         """Write gathered tensors into the local shards."""
@@ -320,11 +320,6 @@ class ShardedParams(StepForm):
             if self.flat and (by_tensors or across in (Across.MATRICES, Across.EVERYTHING)):
                 what = "chooses parameters by a function of tensors" if by_tensors else f"needs {across.value}"
                 raise ChainError(f"{name} {what}, but parameters of FSDP1 have no shapes. Use FSDP2: fully_shard(net)")
-
-
-def hollow(like: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same shape and dtype with the memory of one element."""
-    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 # ---------------------------------------------------------------------- FSDP1: shards of one flat vector, without shapes
