@@ -195,6 +195,7 @@ def _place_outputs(request: Request, plan: CallPlan) -> tuple[list[Any], list[An
 
 
 def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
+    """Run a call by its plan, and return its results."""
     if plan.squares:
         device = "cpu" if plan.device.type == "meta" else plan.device
         request.squares = torch.zeros(plan.count, plan.squares, dtype=torch.float64, device=device)
@@ -208,7 +209,7 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
 
 
 def _run_pieces(request: Request, plan: CallPlan, state: PlanState | None, targets: Sequence[Any]) -> None:
-    tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
+    tables: Any = [(None, None)] * len(plan.pieces)  # for tensors without memory, such as fake ones
     if state is not None:
         tables = state.tables or make_tables(plan, state.columns, targets)
     for piece, (columns, table) in zip(plan.pieces, tables, strict=True):
