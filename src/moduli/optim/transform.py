@@ -1,4 +1,4 @@
-"""Links with a stricter template: states and settings come as lists, and hooks work on tensors alone."""
+"""Links written as hooks that get states and settings as lists, or tensors (over 400 lines: half of it documents the hooks)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_ten
 
 
 class Transform(Module):
-    """A link whose only children are optional, written as `update_states` and `apply_states`.
+    """A link written as `update_states` and `apply_states`, which get the states and settings of all parameters as lists.
 
     Args:
         defaults: The settings.
@@ -137,7 +137,7 @@ class TensorTransform(Transform):
     """
 
     elementwise: bool = False
-    #: The reason why its pointwise hooks are not pure, if a trace has detected one: then they run unfused.
+    #: Why its pointwise hooks are not pure, if a trace has detected it; they then run unfused.
     impure: str | None = None
     measures: bool | Literal["norm"] = True
     concat_params: bool = False
@@ -160,7 +160,7 @@ class TensorTransform(Transform):
         inner: Chainable | None = None,
     ) -> None:
         super().__init__(defaults, update_freq=update_freq, inner=inner)
-        # Declarations of the class have priority, also with a handwritten constructor.
+        # A declaration of the class stays true if a handwritten constructor does not pass the argument.
         self.concat_params = self.vector_state = concat_params or self.concat_params
         self.uses_grad = uses_grad or self.uses_grad
         self.uses_loss = uses_loss or self.uses_loss
@@ -377,7 +377,7 @@ class TensorTransform(Transform):
             if fresh.states:
                 self.multi_tensor_initialize(*fresh)
             for state in fresh.states if self.elementwise else ():
-                # State is stored in the precision that hooks and fused passes compute in, so that no step rounds it.
+                # State is stored in the precision in which hooks and fused passes compute, so that it is not rounded at every step.
                 state.update((key, widen(value)) for key, value in state.items() if key not in self.narrow_states)
             for state in fresh.states if self.counts else ():
                 state.setdefault("step", 0)
@@ -412,7 +412,7 @@ class TensorTransform(Transform):
         Returns:
             The objective.
         """
-        # Stacks are copies already, so the update need not be copied for them.
+        # Hooks that are called with stacks get copies already, so the update need not be copied for them.
         owned = not self.stacks_alike("single_tensor_apply")
         positions, arguments = gather_arguments(self, objective, states, settings, owned=owned)
         if not arguments.tensors:
