@@ -27,6 +27,7 @@ from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
+from ._hooks import SettingsList, States, Tensors
 from ._label_order import Follows
 from ._matrix_link import MatrixLink
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
@@ -52,9 +53,6 @@ from .transforms import (
     DeclaredLink,
     ListTransform,
     MatrixTransform,
-    SettingsList,
-    States,
-    Tensors,
     UpdateTransform,
     transform_buffers,
 )

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .transform import TensorTransform
 
+Tensors = list[Tensor]
+"""The tensors that are passed to a hook, one for each parameter."""
 States = list[dict[str, Any]]
+"""The states of the parameters, in the same order."""
 SettingValues = Mapping[str, Any]
+"""The settings of one parameter."""
+SettingsList = Sequence[SettingValues]
+"""The settings of the parameters, in the same order."""
 
 
 class HookArguments(NamedTuple):
@@ -30,7 +36,7 @@ class HookArguments(NamedTuple):
     grads: list[Tensor] | None
     loss: Tensor | None
     states: States
-    settings: Sequence[SettingValues]
+    settings: SettingsList
 
     def pick(self, places: Sequence[int]) -> HookArguments:
         """Return the arguments of the tensors at some positions."""
@@ -40,7 +46,7 @@ class HookArguments(NamedTuple):
 
 
 def gather_arguments(
-    link: TensorTransform, objective: Objective, states: States, settings: Sequence[SettingValues], owned: bool
+    link: TensorTransform, objective: Objective, states: States, settings: SettingsList, owned: bool
 ) -> tuple[list[int], HookArguments]:
     """Return the positions of the parameters that are passed to hooks (those with a gradient), and the arguments.
 
@@ -189,7 +195,7 @@ def widen(value: Any) -> Any:
 def measure(
     link: TensorTransform,
     objective: Objective,
-    settings: Sequence[SettingValues],
+    settings: SettingsList,
     places: Sequence[Sequence[int]],
     lists: Sequence[list[Tensor] | None],
 ) -> list[SettingValues]:
@@ -218,7 +224,7 @@ def measure(
     return results
 
 
-def _group_equal(settings: Sequence[SettingValues]) -> list[list[int]]:
+def _group_equal(settings: SettingsList) -> list[list[int]]:
     """Return the positions of settings, grouped by equal settings."""
     groups: list[list[int]] = []
     for i, setting in enumerate(settings):

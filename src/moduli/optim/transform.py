@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ._checks import HALVES, check_results
-from ._hooks import HookArguments, SettingValues, States, call_each, gather_arguments, show_arguments, widen
+from ._hooks import (
+    HookArguments,
+    SettingsList,
+    SettingValues,
+    States,
+    Tensors,
+    call_each,
+    gather_arguments,
+    show_arguments,
+    widen,
+)
 from ._needs import Across, Need
 from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
@@ -20,8 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorTransform", "Transform"]
 
-Tensors = list[Tensor]
-Grads = list[Tensor] | None
+Grads = Tensors | None
 Loss = Tensor | None
 
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
@@ -56,7 +65,7 @@ class Transform(Module):
         self.update_freq = update_freq
         self.set_child("inner", inner)
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Learn: change `states`, not the update.
 
         Args:
@@ -66,7 +75,7 @@ class Transform(Module):
         """
 
     @abstractmethod
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Transform the update and return the objective; do not change `states`.
 
         Args:
@@ -218,7 +227,7 @@ class TensorTransform(Transform):
     # ------------------------------------------------------------------ hooks
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Grads, settings: Sequence[SettingValues], members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Grads, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         """Return scalars over all tensors with equal settings (a norm), which hooks then get in `setting`.
 
@@ -291,7 +300,7 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> None:
         """Fill the states of new parameters.
 
@@ -312,7 +321,7 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> None:
         """Learn from all tensors: change `states`, not `tensors`.
 
@@ -333,7 +342,7 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them.
 
@@ -384,7 +393,7 @@ class TensorTransform(Transform):
             for state, param in zip(fresh.states, fresh.params, strict=True) if streamed else ():
                 send_row(state, find_place(binding, param))
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Gather the tensors and call the hooks that learn.
 
         Args:
@@ -401,7 +410,7 @@ class TensorTransform(Transform):
                 self.advance_numbers(row, setting)
             self.multi_tensor_update(*arguments)
 
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Gather the tensors, call the hooks that transform, and write the results to the update.
 
         Args:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import torch
 from torch import Tensor
 
+from ._hooks import SettingsList, States, Tensors
 from ._matrix_link import MatrixLink
 from ._needs import Across
 from ._vectors import as_real, restore_complex
@@ -31,13 +32,6 @@ __all__ = [
     "UpdateTransform",
     "transform_buffers",
 ]
-
-Tensors = list[Tensor]
-"""The tensors that are passed to a hook, one for each parameter."""
-States = list[dict[str, Any]]
-"""Their states."""
-SettingsList = Sequence[Mapping[str, Any]]
-"""Their settings."""
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
