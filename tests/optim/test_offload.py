@@ -50,11 +50,11 @@ def test_streamed_state_gives_the_same_numbers(monkeypatch, make, fuse):
 
     expected = train({})
     # The host is the device here, so that state is fetched and stored with numbers; few elements at a time.
-    monkeypatch.setattr("moduli.optim._fusion.is_host", lambda device: False)
-    monkeypatch.setattr("moduli.optim._fusion.STREAMED", 8)
+    monkeypatch.setattr("moduli.optim._cohorts.is_host", lambda device: False)
+    monkeypatch.setattr("moduli.optim._cohorts.STREAMED", 8)
     monkeypatch.setattr(offload, "copy_to_host", lambda tensor, place: tensor.clone())
     monkeypatch.setattr(
-        "moduli.optim._fusion.fetch_columns",
+        "moduli.optim._cohorts.fetch_columns",
         lambda columns, params: [[t.clone() for t in column] for column in columns],
     )
     for a, b in zip(train({"*": {"offload": "cpu"}}), expected, strict=True):

@@ -44,7 +44,7 @@ class CForm(Form):
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
         """Return why operations have to run one by one; None if they need not."""
         setting = situation.setting
-        return situation.seen or (f"MODULI_KERNELS={setting}" if setting not in ("auto", "c") else None)
+        return situation.stepwise or (f"MODULI_KERNELS={setting}" if setting not in ("auto", "c") else None)
 
     def run(self, work: Work) -> bool:
         """Run the kernel over the runs of a piece."""

@@ -80,7 +80,7 @@ class Request:
         self.flat = flat
         self.offsets = None if offsets is None else tuple(offsets)
         self.lists: list[Tensors] = self.roles + [
-            self._part(item) if isinstance(item, torch.Tensor) else tuple(item)
+            self._split_out(item) if isinstance(item, torch.Tensor) else tuple(item)
             for item in self.outs
             if isinstance(item, torch.Tensor | list)
         ]
@@ -109,7 +109,7 @@ class Request:
         names = [*self.names, *["out"] * (len(self.lists) - len(self.roles))]
         return zip(names, self.lists, strict=True)
 
-    def _part(self, vector: torch.Tensor) -> Tensors:
+    def _split_out(self, vector: torch.Tensor) -> Tensors:
         """Return the vector passed as `out`, split into a part for each tensor."""
         sizes = [tensor.numel() if isinstance(tensor, torch.Tensor) else 0 for tensor in self.roles[0]]
         end = find_end(self.fused, sizes, self.offsets, apart=False)
@@ -122,7 +122,7 @@ class Request:
             raise ValueError(
                 f"{self.fused.where}: the vector out= has {vector.numel()} elements, but the result needs {end}"
             )
-        return part_vector(vector.detach(), sizes, self.offsets)
+        return split_vector(vector.detach(), sizes, self.offsets)
 
 
 def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
@@ -149,7 +149,7 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
     return plan, state
 
 
-def part_vector(vector: torch.Tensor, sizes: Sequence[int], offsets: Sequence[int] | None) -> Tensors:
+def split_vector(vector: torch.Tensor, sizes: Sequence[int], offsets: Sequence[int] | None) -> Tensors:
     """Return a part of a vector for each tensor, one after the other or at the offsets.
 
     Args:
@@ -169,7 +169,7 @@ def _allocate(request: Request, plan: CallPlan, output: Output) -> tuple[Any, li
         ask_for_pages([vector])
         if plan.end != sum(plan.sizes):
             vector.zero_()  # between the tensors
-        return vector, list(part_vector(vector, plan.sizes, request.offsets))
+        return vector, list(split_vector(vector, plan.sizes, request.offsets))
     if plan.opaque is not None:
         blank: list[Any] = [None] * plan.count
         return blank, blank
@@ -195,6 +195,7 @@ def _place_outputs(request: Request, plan: CallPlan) -> tuple[list[Any], list[An
 
 
 def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
+    """Run a call by its plan, and return its results."""
     if plan.squares:
         device = "cpu" if plan.device.type == "meta" else plan.device
         request.squares = torch.zeros(plan.count, plan.squares, dtype=torch.float64, device=device)
@@ -208,18 +209,18 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
 
 
 def _run_pieces(request: Request, plan: CallPlan, state: PlanState | None, targets: Sequence[Any]) -> None:
-    tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
+    tables: Any = [(None, None)] * len(plan.pieces)  # for tensors without memory, such as fake ones
     if state is not None:
         tables = state.tables or make_tables(plan, state.columns, targets)
     for piece, (columns, table) in zip(plan.pieces, tables, strict=True):
-        scalars = [*_bring(request.scalars, piece.device), *piece.numbers]
+        scalars = [*_copy_to_device(request.scalars, piece.device), *piece.numbers]
         work = Work(request, plan, state, piece, targets, scalars, columns, table)
         form: Form | None = piece.form
         while form is not None and not form.run(work):
             form = form.fallback
 
 
-def _bring(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:
+def _copy_to_device(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:
     """Return scalars on the device of a piece; copying them to the host instead would wait for the device."""
     if all(not isinstance(value, torch.Tensor) or value.device == device for value in scalars):
         return scalars

@@ -22,13 +22,13 @@ class Cut:
     indices: list[int] | None  # None for all of them
     flat: list[bool] | None  # which of them have to be read as vectors; None if none has
     blocks: bool = False
-    kept: KeptMemory = field(default_factory=KeptMemory)  # buffers of values on a device
+    buffers: KeptMemory = field(default_factory=KeptMemory)  # of intermediate values on a device
 
     def follow(self, every: Lists) -> Iterator[Lists]:
         """Yield the part of these lists, or its blocks one after the other."""
         if self.blocks and self.indices is not None:
-            parts = [torch.split(_flat(tensors[self.indices[0]]), BLOCK) for tensors in every]
-            yield from ([[piece] for piece in pieces] for pieces in zip(*parts, strict=True))
+            blocks = [torch.split(_flat(tensors[self.indices[0]]), BLOCK) for tensors in every]
+            yield from ([[block] for block in row] for row in zip(*blocks, strict=True))
             return
         chosen = every if self.indices is None else [[tensors[i] for i in self.indices] for tensors in every]
         if self.flat is not None:

@@ -164,7 +164,7 @@ class _Sequence:
             cuts: The parts in which the lists are processed.
         """
         first = lists[0][0]
-        with nullcontext() if _cuts.is_on_host(first.device) else cuts[0].kept.open(first) as memory:
+        with nullcontext() if _cuts.is_on_host(first.device) else cuts[0].buffers.open(first) as memory:
             numbers = self._scalars.evaluate(scalars, memory)
             for cut in cuts:
                 for group in cut.follow([*lists, *targets]):

@@ -30,13 +30,13 @@ class Situation:
         device: Where the tensors are.
         setting: The value of `MODULI_KERNELS`.
         plain: Why the function itself has to run; None if it need not.
-        seen: Why operations of torch have to run one by one (a dispatch mode observes them, the graph changes too often), or None.
+        stepwise: Why operations have to run one by one (a dispatch mode observes them, the graph changes too often), or None.
     """
 
     device: torch.device
     setting: str
     plain: str | None
-    seen: str | None
+    stepwise: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Trace:
     graph: Graph
     numbers: tuple[float, ...]
     reads: Purity
-    restless: str | None  # why it is not compiled again: a value that it reads changes too often
+    unstable: str | None  # why it is not compiled again: a value that it reads changes too often
     forms: dict[tuple[Any, ...], Form]
 
 
@@ -246,10 +246,10 @@ class Fused:
         graph, reads = trace(self.fn, self.where, marks, dtypes)
         graph, numbers = lift_numbers(self._place(graph, marks))
         alike = next((each for each in earlier if each.graph == graph), None)
-        restless = None
+        unstable = None
         if alike is None and len(earlier) >= _KEPT_TRACES:
-            restless = f"{changed}, which it reads, changes from call to call"
-        result = Trace(graph, numbers, reads, restless, {} if alike is None else alike.forms)
+            unstable = f"{changed}, which it reads, changes from call to call"
+        result = Trace(graph, numbers, reads, unstable, {} if alike is None else alike.forms)
         if reads.problem is None:
             self._traces[marks, dtypes] = (result, *earlier)[: _KEPT_TRACES + 1]
         return result
@@ -317,7 +317,6 @@ def fuse(
         ...     m = beta * m + g
         ...     return p - lr * m, m
         >>> step = kernels.fuse(momentum, inplace=("p", "m"))
-        >>> params, grads, moments = ([torch.ones(2)] for _ in range(3))
         >>> params, grads, moments = [torch.ones(2)], [torch.ones(2)], [torch.zeros(2)]
         >>> _ = step(params, grads, moments, 0.5, 0.9)
         >>> params, moments

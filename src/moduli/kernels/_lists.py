@@ -75,10 +75,11 @@ class ListLayout:
             return 0, now
         if any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
             return None  # a tensor of zeros that was never written, or freed storage
-        return -1, now  # the lists that moved are not told apart here
+        return -1, now  # any of the lists may have moved
 
 
 def _are_writable(tensors: Tensors) -> bool:
+    """Return whether no tensor is an inference tensor, and all have memory."""
     return True not in map(torch.Tensor.is_inference, tensors) and all(map(has_memory, tensors))
 
 
@@ -90,12 +91,13 @@ def count_reach(tensor: torch.Tensor) -> int:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the storage of a tensor holds all of its elements; one that was resized may not, and torch would read on."""
+    """Return whether the storage of a tensor has all of its elements; a resized one may not, and torch would read beyond it."""
     end = (tensor.storage_offset() + count_reach(tensor)) * tensor.element_size()
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
 
 
 def _describe(tensors: Tensors) -> list[Any]:
+    """Return the layouts of tensors, to be compared."""
     try:
         return [list(map(_LOOKS, tensors)), list(map(torch.Tensor.stride, tensors))]
     except (AttributeError, TypeError, RuntimeError):

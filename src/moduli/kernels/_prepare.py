@@ -136,7 +136,7 @@ def _find_form(
 ) -> Form:
     outputs = [(node, dtype, role) for (node, role), dtype in zip(trace.graph.outputs, dtypes, strict=True)]
     watched = "a dispatch mode sees its operations" if request.watched else None
-    situation = Situation(device, _backend.mode(), opaque or trace.reads.problem, watched or trace.restless)
+    situation = Situation(device, _backend.mode(), opaque or trace.reads.problem, watched or trace.unstable)
     key = (tuple(outputs), device.type, situation.setting, watched, opaque)
     form = trace.forms.get(key)
     if form is None:

@@ -12,7 +12,7 @@ import torch
 from ._lists import Tensors, count_reach
 
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
-# The largest number of rows that are worth a loop each: for rows of one element, and the width up to which it grows with the width.
+# The largest number of runs of one tensor is the first number times the length of a run, which counts up to the second.
 _MOST_ROWS, _WIDE = 1 << 12, 16
 _START = np.zeros(1, np.int64)
 
@@ -21,8 +21,11 @@ _START = np.zeros(1, np.int64)
 class Runs:
     """Tensors as runs of adjacent elements: a dense tensor is one, a block of a matrix one for each row.
 
-    For each run its tensor, its number of elements, and for each list (roles, then outputs with storage, then new ones) how
-    many bytes after the address of this tensor it begins.
+    Attributes:
+        owner: For each run the position of its tensor, or a slice.
+        sizes: For each run its number of elements.
+        shifts: For each list (roles, then outputs with storage, then new ones) the offset of each run in bytes from the address
+            of its tensor.
     """
 
     owner: Any
@@ -36,7 +39,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One tensor as runs: the number of elements of each, and for each list their starts, in elements."""
+    """One tensor as runs of `width` elements, with the starts of the runs in elements, for each list."""
 
     width: int
     starts: list[Any]
@@ -72,6 +75,7 @@ def find_rows(
 
 
 def _cut_tensor(tensors: Sequence[torch.Tensor], own: tuple[int, ...], new: int, flat: bool) -> Rows | None:
+    """Return the runs of one tensor of each list; None if a loop over them is not worth it. See `find_rows`."""
     first = tensors[0]
     whole = Rows(first.numel(), [_START] * (len(tensors) + new))
     if all(tensor.is_contiguous() for tensor in tensors):
@@ -81,11 +85,11 @@ def _cut_tensor(tensors: Sequence[torch.Tensor], own: tuple[int, ...], new: int,
     strides = [*(tensor.stride() for tensor in tensors), *[own] * new]
     if own == first.stride() and len(set(strides)) == 1:
         return whole
-    return _part_rows(first.shape, strides)
+    return _split_rows(first.shape, strides)
 
 
-def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> Rows | None:
-    """Return the number of elements adjacent in all of these layouts, and the starts for each; None if there are too many runs."""
+def _split_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> Rows | None:
+    """Return the runs of elements that are adjacent in all of these layouts; None if there are too many."""
     width, axes = 1, len(shape)
     while axes and all(shape[axes - 1] == 1 or own[axes - 1] == width for own in strides):
         axes -= 1

@@ -169,14 +169,15 @@ def join_numbers(kind: str, results: Sequence[torch.Tensor], home: torch.device)
         results: The results; those of the host are passed as arguments of a launch.
         home: The device.
     """
-    every = torch.stack([number if number.device == home else _bring(number, home) for number in results])
+    every = torch.stack([number if number.device == home else _copy_to(number, home) for number in results])
     if kind == "norm":
         joined: torch.Tensor = torch.linalg.vector_norm(every)
         return joined
     return every.amax() if kind in ("largest", "amax") else every.sum()
 
 
-def _bring(number: torch.Tensor, home: torch.device) -> torch.Tensor:
+def _copy_to(number: torch.Tensor, home: torch.device) -> torch.Tensor:
+    """Return a number on a device; one of the host as an argument of a launch, which does not wait."""
     if number.device.type == "cpu":
         return torch.empty((), dtype=number.dtype, device=home).fill_(number)
     return number.to(home)

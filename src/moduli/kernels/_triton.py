@@ -287,7 +287,7 @@ class TritonForm(Form):
     @classmethod
     def find_problem(cls, graph: Graph, situation: Situation) -> str | None:
         """Return why no Triton kernel runs on the device; None if one can. Warn once if Triton is missing."""
-        problem = find_problem(situation.device, situation.seen)
+        problem = find_problem(situation.device, situation.stepwise)
         if problem is not None and situation.setting == "triton":
             raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
         if problem == NOT_INSTALLED:

@@ -2,19 +2,20 @@
 
 * An `Objective` is the record of one step: parameters, loss and gradient (evaluated once, when first needed), and the
   **update**, which in the end is subtracted from the parameters.
-* A link (the class is `Module`) reads the objective and replaces its update. `update` learns, `apply` transforms, so that
-  links can drive other links. A `Transform` keeps its state in lists; a `TensorTransform` is written as functions of
-  tensors, and where they are pointwise (`elementwise = True`) neighbours are fused into one pass over all parameters.
-* A `Chain` is several links as one; a `Reformulation` puts another objective in place of the loss.
+* A link (the class is `Module`) reads the objective and replaces its update. Its `update` learns and its `apply` transforms, so
+  that a link can call the two of another link separately. The hooks of a `Transform` get states and settings as lists; those
+  of a `TensorTransform` are functions of tensors. If they are pointwise (`elementwise = True`), neighbours are fused into one
+  pass over all parameters.
+* A `Chain` is several links as one; a `Reformulation` replaces the loss by another objective.
 * An `Optimizer` is a `torch.optim.Optimizer` made of links, for parameters, a module or a population.
-* `closure` makes the function that a step evaluates from a plain loss. What a link has to know of it is typed (`Need`):
-  a chain that can't work is refused when it is built (`ChainError`), a missing closure at the step (`ClosureError`).
+* `closure` makes the function that a step evaluates from a plain loss. Links declare what they require of it (`Need`): a chain
+  that can't work raises `ChainError` when it is built, a missing closure raises `ClosureError` at the step.
 
 The links themselves are in `moduli.m`, finished chains in `moduli.presets`.
 
-What links are written with: `as_real` and `restore_complex` for complex parameters, `to_vector` and `from_vector` for all
-parameters as one vector, `sample_like` for random directions, `is_sharded` for parameters of which a process holds a part,
-`StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
+Functions for authors of links: `as_real` and `restore_complex` for complex parameters, `to_vector` and `from_vector` for all
+parameters as one vector, `sample_like` for random directions, `is_sharded` to detect sharded parameters, `StandIns` for children
+that work on other tensors, `step` and `step_tensors` to run links inside links.
 """
 
 from .._search_ranges import SearchRange, find_search_ranges
@@ -26,6 +27,7 @@ from . import schedules as schedules
 from ._closure import Closure, Evaluator, closure
 from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
+from ._hooks import SettingsList, States, Tensors
 from ._label_order import Follows
 from ._matrix_link import MatrixLink
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
@@ -51,9 +53,6 @@ from .transforms import (
     DeclaredLink,
     ListTransform,
     MatrixTransform,
-    SettingsList,
-    States,
-    Tensors,
     UpdateTransform,
     transform_buffers,
 )

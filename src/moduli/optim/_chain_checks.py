@@ -73,16 +73,12 @@ def check_shares(links: Sequence[Module]) -> None:
 
 
 def check_options(optimizer: Optimizer, capturable: bool) -> None:
-    """Raise an error if the chain is to be captured in a graph, or differentiated, and can't be."""
+    """Prepare steps that are captured; raise an error if the chain can't be captured in a graph, or can't be differentiated."""
     if capturable:
         check_capturable([link for _, link in optimizer._links], optimizer.binding.fuse)
         optimizer.binding.device_steps = DeviceSteps()
-    if optimizer.differentiable:
-        _check_graph(optimizer)
-
-
-def _check_graph(optimizer: Optimizer) -> None:
-    """Raise ValueError or ChainError if autograd can't differentiate through a step."""
+    if not optimizer.differentiable:
+        return
     if optimizer.maximize:
         raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
     check_differentiable(optimizer.modules)

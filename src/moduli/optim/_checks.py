@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .transform import TensorTransform
 
 HALVES = (torch.float16, torch.bfloat16)
-#: Attributes that the constructors of the base classes set.
-MADE = ("defaults", "settings", "children", "global_state", "rows", "row_writes", "_projected", "_stand_ins")
+#: The attributes that the constructors of the base classes set.
+BASE_ATTRIBUTES = ("defaults", "settings", "children", "global_state", "rows", "row_writes", "_projected", "_stand_ins")
 
 
-def check_made(link: Module, settings: type) -> None:
+def check_constructed(link: Module, settings: type) -> None:
     """Raise TypeError if a new link lacks attributes that its base classes set, or has replaced them.
 
     Args:
@@ -32,7 +32,7 @@ def check_made(link: Module, settings: type) -> None:
         settings: The class of `link.settings`.
     """
     name, attributes = type(link).__name__, vars(link)
-    if any(key not in attributes for key in MADE):
+    if any(key not in attributes for key in BASE_ATTRIBUTES):
         raise TypeError(_FORGOTTEN.format(name=name))
     own = attributes["settings"]
     if not isinstance(own, settings) or own.defaults is not attributes["defaults"]:  # type: ignore[attr-defined]
@@ -44,11 +44,11 @@ def check_made(link: Module, settings: type) -> None:
 _FORGOTTEN = "{name}.__init__ has to call super().__init__ before it sets anything: super().__init__({{'beta': beta}})"
 
 
-def explain_unmade(name: str, error: Exception) -> str | None:
+def explain_constructor_error(name: str, error: Exception) -> str | None:
     """Return a message for an AttributeError raised while a link is constructed; None if the error is clear by itself."""
     if not isinstance(error, AttributeError):
         return None
-    if error.name in MADE:
+    if error.name in BASE_ATTRIBUTES:
         return _FORGOTTEN.format(name=name)
     if "no setter" in str(error) and "'state'" in str(error):
         what = "which a link has for each parameter already"
@@ -86,16 +86,16 @@ def explain_error(
             "`members = False` in its class has it called tensor by tensor, and for members of a population in turn"
         )
         return RuntimeError(f"{where}: it is called once for all tensors of one shape: {error} {remedy}")
-    wants = [name for name in ("grad", "loss") if not getattr(link, f"uses_{name}", True)]
-    if wants and isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
-        asked = " or ".join(f"uses_{name} = True" for name in wants)
-        what = f"{' and '.join(wants)} {'is' if len(wants) == 1 else 'are'} None"
-        return TypeError(f"{where}: {error}; {what} unless the class of the link declares {asked}")
+    absent = [name for name in ("grad", "loss") if not getattr(link, f"uses_{name}", True)]
+    if absent and isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
+        declarations = " or ".join(f"uses_{name} = True" for name in absent)
+        what = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} None"
+        return TypeError(f"{where}: {error}; {what} unless the class of the link declares {declarations}")
     return None
 
 
-# The names of hooks in the base classes of `transforms`, which forward to them.
-_SHORT = {
+# For each hook the methods that the base classes in `transforms` forward it to.
+_FORWARDED = {
     "single_tensor_initialize": ("begin",),
     "single_tensor_update": ("learn",),
     "single_tensor_apply": ("transform", "transform_at"),
@@ -106,7 +106,7 @@ _SHORT = {
 
 def name_hook(link: Module, hook: str) -> str:
     """Return the name under which a link's class defines one of its hooks."""
-    names = (hook, *_SHORT.get(hook, ()))
+    names = (hook, *_FORWARDED.get(hook, ()))
     return next((name for kind in type(link).__mro__ for name in names if name in vars(kind)), hook)
 
 
@@ -154,36 +154,35 @@ def check_pointwise(
 ) -> None:
     """Run the hooks of pointwise links once on tensors of ones, before they are traced, and check their results.
 
-    A trace has no checks of its own: the operations in it would run at every step.
+    The traced function can't check them itself, since the check would be an operation of every step.
 
     Args:
         links: The links of a fused run.
         settings: The settings of each.
         cohort: Parameters of the run that share them, with their states.
-        grads: Whether hooks are passed the gradient.
+        grads: Whether the gradient is passed to hooks.
     """
     first = cohort.params[0]
     precision = torch.float32 if first.dtype in HALVES else first.dtype.to_real()
     name = find_name(links[0], first) or str(cohort.indices[0])
 
-    def make(like: Tensor | None = None) -> Tensor:
+    def make_ones(like: Tensor | None = None) -> Tensor:
         dtype = precision if like is None or like.dtype in HALVES else like.dtype
         return torch.ones(2, 3, dtype=dtype, device=first.device)
 
-    tensor, param = make(), make()
+    tensor, param = make_ones(), make_ones()
     for link, setting, keys, columns, numbers in zip(
         links, settings, cohort.keys, cohort.states, cohort.numbers, strict=True
     ):
         setting = link.add_dtype(setting, first)
-        state = {key: make(column[0]) for key, column in zip(keys, columns, strict=True)}
-        values = {**state, **numbers}
-        link.advance_numbers(values, setting)
+        state = {key: make_ones(column[0]) for key, column in zip(keys, columns, strict=True)} | numbers
+        link.advance_numbers(state, setting)
         for hook in ("single_tensor_update", "single_tensor_apply"):
             try:
-                with torch.random.fork_rng(devices=[]), link.shown([param], [values], [setting]):
-                    result = getattr(link, hook)(tensor, param, make() if grads else None, None, values, setting)
+                with torch.random.fork_rng(devices=[]), link.shown([param], [state], [setting]):
+                    result = getattr(link, hook)(tensor, param, make_ones() if grads else None, None, state, setting)
             except (KeyError, TypeError, AttributeError) as error:
-                explained = explain_error(error, link, hook, name, values, setting)
+                explained = explain_error(error, link, hook, name, state, setting)
                 if explained is None:
                     raise
                 raise explained from error
@@ -199,12 +198,12 @@ def check_updates(objective: Objective, link: Module) -> None:
     if len(updates) != len(params):
         what = f"an update of {len(updates)} tensors for {len(params)} parameters"
         raise ValueError(f"{name} left {what}; objective.updates has one for each, in their order")
-    each: Any
-    for i, (each, param) in enumerate(zip(updates, params, strict=True)):
-        if not isinstance(each, Tensor):
-            problem = f"a {type(each).__name__}"
-        elif each.shape != param.shape:
-            problem = f"an update of shape {tuple(each.shape)}"
+    update: Any
+    for i, (update, param) in enumerate(zip(updates, params, strict=True)):
+        if not isinstance(update, Tensor):
+            problem = f"a {type(update).__name__}"
+        elif update.shape != param.shape:
+            problem = f"an update of shape {tuple(update.shape)}"
         else:
             continue
         named = find_name(link, param) or str(i)

@@ -21,7 +21,7 @@ _grad = operator.attrgetter("grad")
 
 
 class Closure:
-    """A loss function as a closure: `closure(backward=True)` returns the loss and fills `.grad` when asked. See `closure`.
+    """A loss function as a closure: `closure(backward=True)` returns the loss and writes `.grad` if requested. See `closure`.
 
     Example:
         >>> import torch, moduli as mo
@@ -57,13 +57,15 @@ class Closure:
 
 def _takes_model(fn: Callable[..., Any]) -> bool:
     """Return whether a function needs one argument; `lambda x=x: ...` needs none, since it only captures a loop variable."""
-    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case: a new lambda at every step
+    if type(fn) is FunctionType and not hasattr(
+        fn, "__wrapped__"
+    ):  # usually a new lambda at every step, so this is fast
         needed = fn.__code__.co_argcount - len(fn.__defaults__ or ())
         if needed < 2 and not fn.__code__.co_kwonlyargcount:
             return needed == 1
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # a builtin function that does not say
+    except ValueError:  # a builtin function without a signature
         return False
     for arguments in ((), (None,)):
         with suppress(TypeError):
@@ -73,17 +75,17 @@ def _takes_model(fn: Callable[..., Any]) -> bool:
 
 
 def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
-    """Make a closure from a plain loss function, so that a step may evaluate it with or without a gradient.
+    """Make a closure from a plain loss function, so that a step can evaluate it with or without a gradient.
 
-    The optimizer clears old gradients itself: there is no `zero_grad` to write.
+    The optimizer clears old gradients itself, so programs need not call `zero_grad`.
 
     Args:
         fn: A function without arguments that returns the loss: a 0-d tensor; a vector of residuals for least-squares
             links; the losses of all members for a population. Or a function of the model, `lambda net: loss(net(x), y)`,
             for an optimizer that was given the module or the population: links that try many models at once then
-            evaluate them together.
-        fixed: Whether the function is the same at every step (the same batch, no dropout). Line searches then hand the
-            loss and gradient of the accepted point to the next step instead of evaluating it twice.
+            evaluate them in one call.
+        fixed: Whether the function is the same at every step (the same batch, no dropout). The next step then reuses the
+            loss and gradient of the point that a line search has accepted, instead of evaluating it again.
 
     Returns:
         The closure, for `optimizer.step`.
@@ -118,7 +120,7 @@ def _kind(fn: Callable[..., Any]) -> str:
     """Return "keyword" if the function takes `backward`, so that it can be evaluated for its value only; otherwise "no"."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except ValueError:  # a builtin function that does not say
+    except ValueError:  # a builtin function without a signature
         return "no"
     has_keyword = any(
         parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
@@ -129,7 +131,9 @@ def _kind(fn: Callable[..., Any]) -> str:
 class Evaluator:
     """A user's closure of any form behind one interface, with a count of its evaluations."""
 
-    start: Tensor | None = None  # the loss at the start of the step, if a link replaced the closure
+    start: Tensor | None = (
+        None  # the loss at the start of the step, if a link replaced the closure and evaluated this one there
+    )
 
     def __init__(self, source: Callable[..., Any], negated: bool = False) -> None:
         self.source = source
@@ -146,7 +150,7 @@ class Evaluator:
         return -loss if self.negated and loss is not None else loss
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an evaluation, run under the autocast that the step was called in; links run without."""
+        """Return the result of an evaluation under the autocast that the step was called in; links run without autocast."""
         with self.scope(), allow_interrupts():
             return fn(*args, **kwargs)
 
@@ -178,7 +182,7 @@ class Evaluator:
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """Return the loss, or None where the closure returns none; write gradients to `.grad`, negated to maximize."""
         first, self.count = self.count == 0, self.count + 1
-        # Gradients stay for the first evaluation of a user's closure, which may accumulate.
+        # The first evaluation of a user's closure may accumulate into gradients from before the step.
         if self.fn is not None or not first:
             for param in params:
                 param.grad = None
@@ -209,13 +213,13 @@ class Evaluator:
         if isinstance(loss, Tensor) and loss.requires_grad:
             for param in params:
                 param.grad = None
-            try:  # by backward, whose gradients a DistributedDataParallel averages
+            try:  # `backward`, not `torch.autograd.grad`, which DistributedDataParallel does not average
                 with allow_interrupts():
                     run_backward(scalar(loss))
             except RuntimeError as error:
                 for param, grad in zip(params, after, strict=True):
                     param.grad = grad
-                # It was differentiated before the step, and the gradients are in `.grad`.
+                # torch raises this for a loss that was differentiated before the step; its gradients are in `.grad`.
                 if "second time" not in str(error):
                     raise
         elif loss is not None and all(grad is None for grad in after):
@@ -232,7 +236,7 @@ def negate_gradients(params: Iterable[Tensor]) -> None:
 
 @contextmanager
 def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
-    """Clear gradients for a block, and restore them at its end: a user's closure may call backward, or zero them in place."""
+    """Clear gradients for a block, in which a user's closure may call backward or zero them, and restore them at its end."""
     with Guard() as guard:
         guard.gradients(params)
         for param in params:
@@ -242,13 +246,13 @@ def hold_gradients(params: Sequence[Tensor]) -> Iterator[None]:
 
 
 class FormEvaluator(Evaluator):
-    """A closure over the model's parameters, for links that work on another form of them (whole tensors, members' matrix).
+    """An evaluator for links that work on another form of the model's parameters (gathered tensors, matrices of members).
 
-    Before each evaluation values are written from that form to the parameters, and gradients are converted back after it.
+    Before each evaluation the values of that form are written to the parameters; after it the gradients are converted back.
 
     Args:
-        inner: The closure's evaluator.
-        leaves: The parameters that it differentiates with respect to.
+        inner: The evaluator of the closure.
+        leaves: The parameters with respect to which it differentiates.
         push: Writes the values of the form to the parameters.
         gather: Writes the gradients of the parameters to the form.
 
@@ -270,7 +274,7 @@ class FormEvaluator(Evaluator):
         return self.inner.count
 
     def graph(self) -> Any:
-        """Raise ClosureError: the graph goes through the parameters in their own form."""
+        """Raise ClosureError: the graph of the loss has the parameters as leaves, and not their other form."""
         raise ClosureError("a loss of parameters in pieces, or of a population's matrix, can be differentiated once")
 
     def value(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,29 +15,54 @@ if TYPE_CHECKING:
     from .transform import TensorTransform
 
 
-# The key of a kernel: whether hooks read the gradient, whether the pass moves the parameters itself, for each link the
-# names of its states and of its scalars and its constants, and whether norms of intermediate results are computed.
-Part = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
-Parts = tuple[bool, bool, tuple[Part, ...], bool]
+class KernelPart(NamedTuple):
+    """The properties of one link on which the kernel of a run depends.
+
+    Attributes:
+        states: The names of its states that are tensors.
+        scalars: The names of its scalars: settings, measures, and states that are numbers.
+        constants: The settings that are constants of the kernel, by name.
+    """
+
+    states: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+
+
+class KernelKey(NamedTuple):
+    """The properties of a run on which its kernel depends.
+
+    Attributes:
+        grads: Whether hooks read the gradient.
+        tail: Whether the pass moves the parameters itself.
+        parts: The properties of each link.
+        watched: Whether the norms of intermediate results are computed.
+    """
+
+    grads: bool
+    tail: bool
+    parts: tuple[KernelPart, ...]
+    watched: bool
 
 
 class Composite:
     """The hooks of several links as one function of tensors and numbers, to be traced."""
 
-    def __init__(self, links: Sequence[TensorTransform], key: Parts) -> None:
+    def __init__(self, links: Sequence[TensorTransform], key: KernelKey) -> None:
         self.links = links
         self.grads, self.tail, self.parts, self.watched = key
         #: For each link why its hooks are not pure, or None; set by the first trace.
         self.problems: list[str | None] = [None] * len(links)
-        self.is_known = False
+        #: Whether the problems were passed on to the links.
+        self.is_reported = False
         self.__name__ = " | ".join(type(link).__name__ for link in links)
         names = ["param", "tensor"]
         names += ["grad"] if self.grads else []
         names += [] if self.tail else ["result"]
         #: The states of links, which no autograd graph refers to.
-        self.private = [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
+        self.private = [f"state{k}_{i}" for k, part in enumerate(self.parts) for i in range(len(part.states))]
         names += self.private
-        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(self.parts) for i in range(len(numbers))]
+        names += [f"number{k}_{i}" for k, part in enumerate(self.parts) for i in range(len(part.scalars))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
@@ -52,7 +77,7 @@ class Composite:
 
         def note(k: int) -> None:
             # Problems are noted per link: an impure link does not make the next one impure.
-            for key, value in self.parts[k][2]:
+            for key, value in self.parts[k].constants:
                 purity.check(value, f"the setting {key}", frozenset())
             self.problems[k], purity.problem = self.problems[k] or purity.problem, None
 
@@ -64,21 +89,25 @@ class Composite:
         return run
 
     def _run(self, args: Sequence[Any], find_link: Callable[..., Any], note: Callable[[int], None]) -> None:
+        """Run the hooks of all links on the arguments of the kernel.
+
+        Args:
+            args: The arguments, in the order of `__signature__`.
+            find_link: Returns the object whose hooks are called, for the position, parameter, state and settings of a link.
+            note: Called with the position of a link after its hooks.
+        """
         values = iter(args)
         param, tensor = next(values), next(values).clone()
         grad = next(values) if self.grads else None
         result = None if self.tail else next(values)
-        states_of_links = [{key: next(values) for key in states} for states, _, _ in self.parts]
+        states_by_link = [{key: next(values) for key in part.states} for part in self.parts]
         # Hooks compute in single precision at least.
         wide_param, tensor, grad = widen(param), widen(tensor), widen(grad)
         self._record(tensor, 0)
-        for k, (link, stored, (_, numbers, constants)) in enumerate(
-            zip(self.links, states_of_links, self.parts, strict=True)
-        ):
-            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
+        for k, (link, stored, part) in enumerate(zip(self.links, states_by_link, self.parts, strict=True)):
+            setting: dict[str, Any] = {**dict(part.constants), **{key: next(values) for key in part.scalars}}
             state = {key: widen(value) for key, value in stored.items()}
             state.update((name, setting.pop(name)) for name in link.list_numbers())
-            # The gradient is shared with the other links, so what this one writes to it is dropped.
             with link.shown([wide_param], [state], [setting]):
                 hooks = find_link(k, wide_param, state, setting)
                 hooks.single_tensor_update(tensor, wide_param, grad, None, state, setting)
@@ -101,7 +130,7 @@ class Composite:
             result.copy_(tensor)
 
     def _record(self, tensor: Tensor, slot: int) -> None:
-        """Have the pass sum the squares of a value, where there is a watch."""
+        """Have the pass sum the squares of a value, if there is a watch."""
         if self.watched:
             kernels.record_square(tensor, slot)
 
@@ -129,7 +158,13 @@ def split_settings(
 
 
 def are_scalars(link: TensorTransform, setting: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Return whether the measures of a link can be scalars of a kernel, apart from its settings."""
+    """Return whether the measures of a link can be scalars of a kernel, apart from its settings.
+
+    Args:
+        link: The link.
+        setting: Its settings.
+        measured: The results of its `measure`, by name.
+    """
     free = measured.keys().isdisjoint({*setting, *link.static})
     return free and all(
         type(value) in (float, int)

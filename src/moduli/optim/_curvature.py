@@ -29,10 +29,11 @@ _PRODUCTS = {
     **dict.fromkeys(("fd", "fd_full"), "values"),
 }
 HESSIAN_METHODS = tuple(_PRODUCTS)
-"""How a dense Hessian may be asked for: the values of `hessian_method`."""
+"""The values of `hessian_method`: the ways in which a dense Hessian can be computed."""
 
 
 def _check(key: str, value: str, choices: Iterable[str]) -> str:
+    """Return a value; raise ValueError if it is none of the choices."""
     if value not in choices:
         raise ValueError(f"{key} is {value!r}; it can be {', '.join(choices)}")
     return value
@@ -41,9 +42,16 @@ def _check(key: str, value: str, choices: Iterable[str]) -> str:
 def _differentiate(
     values: Sequence[Tensor], params: Sequence[Tensor], z: Sequence[Tensor] | None, batch: int = 0, graph: bool = False
 ) -> list[Tensor]:
-    """Return the derivatives of <v, z>, or of one number; for a batch of z where `batch` is set.
+    """Return the derivatives of the dot product of values and `z`.
 
     Values without a graph contribute nothing, and parameters that no value depends on get zeros.
+
+    Args:
+        values: The values.
+        params: The parameters.
+        z: A vector in the shapes of the values; None for 1, if there is one value, a number.
+        batch: The number of vectors, if each tensor of `z` has a first axis over several.
+        graph: Whether the derivatives are differentiable.
     """
     live = [i for i, value in enumerate(values) if value.requires_grad]
     derivatives: Sequence[Tensor | None] = [None] * len(params)
@@ -65,7 +73,7 @@ def _differentiate(
 
 
 class Moving:
-    """The part of `Objective` that writes trial points in place, and stores the start of the step for each parameter it moves."""
+    """The part of `Objective` that moves parameters to trial points, in place, and stores their values at the start."""
 
     params: list[Tensor]
     guard: Guard  # shared by all copies of an objective
@@ -74,8 +82,7 @@ class Moving:
     _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
-        # Each parameter is stored separately, since a link may move some of them only. A caller with
-        # a copy of the values that is never written can pass it.
+        """Register the parameters with the guard; `values` is a copy that is never written, or None to make one."""
         self.guard.tensors(self.params, values)
 
     @contextmanager
@@ -91,7 +98,7 @@ class Moving:
             guard.restore()
 
     def move_to(self, point: Sequence[Tensor]) -> None:
-        """Write a point to the parameters, in place. If the step fails later, they return to its start."""
+        """Write a point to the parameters, in place. If the step fails later, their values at its start are restored."""
         self._remember_start()
         with torch.no_grad():
             for param, value in zip(self.params, point, strict=True):
@@ -99,9 +106,10 @@ class Moving:
         self._forget_graph()
 
     def _make_closure(self, evaluator: Evaluator) -> Callable[..., Tensor]:
-        """Return a function that evaluates the current closure, for a link that replaces it; store the loss at the start.
+        """Return a function that evaluates the current closure, for a link that replaces it.
 
-        It is differentiable where the closure is: evaluated for a value with grad mode on, it keeps the graph.
+        The result has a graph if it is called with `backward=False` and grad mode on, and the closure returns one. A loss at the
+        start of the step is stored in the evaluator.
         """
         original = cast("Objective", self).clone(clone_updates=False)
         params = original.params
@@ -109,10 +117,11 @@ class Moving:
 
         def is_at_start() -> bool:
             """Return whether the parameters have their values at the start; on a device, whether they were never written."""
-            here = all(map(can_compare, params))
-            return all(map(torch.equal, params, start)) if here else [param._version for param in params] == versions
+            if all(map(can_compare, params)):
+                return all(map(torch.equal, params, start))
+            return [param._version for param in params] == versions
 
-        def ask(backward: bool = True) -> Tensor:
+        def evaluate(backward: bool = True) -> Tensor:
             if not backward and torch.is_grad_enabled() and evaluator.kind != "no":
                 raw = evaluator.ask()
                 loss = raw if original.members is not None else original._scalar(raw)
@@ -123,7 +132,7 @@ class Moving:
                 evaluator.start = value
             return loss
 
-        return ask
+        return evaluate
 
     def _forget_graph(self) -> None:
         """Drop the graph of the loss: the values that autograd saved were overwritten, so it has to be evaluated again."""
@@ -131,16 +140,16 @@ class Moving:
 
     def _evaluate_elsewhere(self, backward: bool, graph: bool) -> Tensor:
         """Return the loss at the current parameters, with its gradient in `.grad` or with a graph in `_elsewhere_graph`."""
-        me = cast("Objective", self)
-        ask = me._closure("evaluations at other points")
+        objective = cast("Objective", self)
+        evaluator = objective._closure("evaluations at other points")
         if graph:
-            raw, _, self._elsewhere_graph = me._ask_graph(ask)
-            return me._value(raw)
+            raw, _, self._elsewhere_graph = objective._evaluate_graph(evaluator)
+            return objective._value(raw)
         if backward:
-            return me._value(ask.gradient(me.params, me._scalar))
+            return objective._value(evaluator.gradient(objective.params, objective._scalar))
         # A plain loss function does not write gradients.
-        with nullcontext() if ask.kind == "function" else hold_gradients(me.params):
-            return me._value(ask.value())
+        with nullcontext() if evaluator.kind == "function" else hold_gradients(objective.params):
+            return objective._value(evaluator.value())
 
 
 class Curvature(Moving):
@@ -193,6 +202,7 @@ class Curvature(Moving):
     def _difference(
         self, z: Sequence[Tensor], rgrad: Sequence[Tensor] | None, at_x0: bool, method: str, h: float
     ) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Return a Hessian product by differences of gradients, and the gradient if there is one."""
         norm = float(torch.sqrt(sum((v.detach().abs().double() ** 2).sum() for v in z)))  # type: ignore[arg-type]
         base = None if rgrad is None else list(rgrad)
         if norm == 0.0:
@@ -262,14 +272,14 @@ class Curvature(Moving):
         Args:
             rgrad: A gradient returned by an earlier product.
             at_x0: Whether the parameters are at the start of the step.
-            n_samples: How many vectors to draw; None where they are given.
+            n_samples: The number of vectors to draw; None if `distribution` has the vectors.
             distribution: "rademacher", "normal", "uniform", "sphere", or the vectors themselves.
-            hvp_method: As in `hessian_vector_product`; batched products draw as many vectors as any other.
+            hvp_method: As in `hessian_vector_product`; the number of vectors does not depend on it.
             h: The length of the difference step.
-            generator: Draws the vectors.
+            generator: The random generator for the vectors.
             variance: The variance of each component.
             zHz: False for the mean of $Hz$ itself.
-            retain_graph: Kept for compatibility.
+            retain_graph: Kept for compatibility; the graph stays while the objective does.
         """
         if isinstance(distribution, str):
             draws = [sample_like(self.params, distribution, variance, generator) for _ in range(n_samples or 1)]
@@ -282,7 +292,7 @@ class Curvature(Moving):
     def hessian(
         self, hessian_method: str = "batched_autograd", h: float = 1e-3, at_x0: bool = True
     ) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
-        """Loss, gradient and the dense Hessian over all parameters concatenated.
+        """Return the loss, the gradient and the dense Hessian over all parameters concatenated.
 
         Args:
             hessian_method: "batched_autograd", "autograd", "func", "functional_revrev", "functional_fwdrev" (exact);
@@ -322,7 +332,7 @@ class Curvature(Moving):
         return loss, from_vector(slopes, self.params), 0.5 * (matrix + matrix.T)
 
     def derivatives(self, order: int, at_x0: bool = True, method: str = "autograd") -> tuple[Any, ...]:
-        """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated.
+        """Return the loss, the gradient vector, the Hessian and so on, as dense tensors over all parameters concatenated.
 
         Args:
             order: The highest order.
@@ -387,12 +397,12 @@ class Curvature(Moving):
             h: The length of the difference step.
             at_x0: Whether the parameters are at the start of the step.
         """
-        grad, of_list = self.list_Hvp_function(hvp_method, h, at_x0)
+        grad, multiply_list = self.list_Hvp_function(hvp_method, h, at_x0)
 
-        def vector(x: Tensor) -> Tensor:
-            return to_vector(of_list(from_vector(x, self.params)))
+        def multiply_vector(x: Tensor) -> Tensor:
+            return to_vector(multiply_list(from_vector(x, self.params)))
 
-        def matrix(X: Tensor) -> Tensor:
+        def multiply_matrix(X: Tensor) -> Tensor:
             return self.hessian_matrix_product(X, None, at_x0, hvp_method, h)[0]
 
-        return (None if grad is None else to_vector(grad).detach()), vector, matrix
+        return (None if grad is None else to_vector(grad).detach()), multiply_vector, multiply_matrix

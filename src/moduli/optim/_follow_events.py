@@ -1,4 +1,4 @@
-"""Sentences that say what an optimizer took over from an edited module."""
+"""Sentences about the edits of a module that its optimizer has followed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe_change(
     resized: Mapping[str, Sequence[str]],
     restarted: Sequence[str],
 ) -> str:
-    """Return the change that was taken over as a sentence.
+    """Return a sentence about a change that was followed.
 
     Args:
         optimizer: The optimizer.
@@ -37,11 +37,11 @@ def describe_change(
         _count([(name, None) for name in resized], "resized, with the state of units that stay"),
         _count([(name, None) for name in others], "replaced by others of another shape, without state"),
     ]
-    afresh = dict[str, list[str]]()
+    names_by_link = dict[str, list[str]]()
     for name, links in resized.items():
         for link in links:
-            afresh.setdefault(link, []).append(name)
-    parts += [f"the state of {link} restarted for {list_some(names)}" for link, names in afresh.items()]
+            names_by_link.setdefault(link, []).append(name)
+    parts += [f"the state of {link} restarted for {list_some(names)}" for link, names in names_by_link.items()]
     text = "; ".join(part for part in parts if part) or "parameters were renamed"
     if restarted:
         text += f"; {' and '.join(dict.fromkeys(restarted))} restarted"
@@ -49,6 +49,7 @@ def describe_change(
 
 
 def _count(named: Sequence[tuple[str, Any]], what: str) -> str:
+    """Return text such as "2 parameters left (a, b)"; empty for no parameters."""
     count = len(named)
     plural = "" if count == 1 else "s"
     return f"{count} parameter{plural} {what} ({list_some([name for name, _ in named])})" if named else ""

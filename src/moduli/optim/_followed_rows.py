@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def drop_rows(optimizer: Optimizer, links: Sequence[Module], slot: int) -> None:
-    """Remove the state of a parameter, and of tensors that links derived from it.
+    """Remove the state of a parameter, and that of tensors that links derived from it.
 
     Args:
         optimizer: The optimizer.
@@ -49,11 +49,11 @@ def resize_rows(
     inner = {link for link in links if any(each != slot and slots.find_source(each) == slot for each in link.rows)}
     for link in links:
         row = link.rows.get(slot)
-        # A link that works on tensors derived from the parameter (a projection) restarts with the link that derives them.
-        makes = bool(inner) and any(child in inner for _, child in link.links())
-        if row is None and not makes:
+        # A link that derives tensors from the parameter (a projection) restarts together with the links that work on them.
+        derives = bool(inner) and any(child in inner for _, child in link.links())
+        if row is None and not derives:
             continue
-        resized = None if makes or row is None else resize_row(link, row, maps, after, lead)
+        resized = None if derives or row is None else resize_row(link, row, maps, after, lead)
         before_rows = [each for each in link.rows if slots.find_source(each) == slot]
         for each in before_rows:
             del link.rows[each]
@@ -78,8 +78,8 @@ def convert_rows(links: Sequence[Module], slot: int, dtype: torch.dtype, device:
     for link in links:
         row = link.rows.get(slot)
         if row is not None:
-            value = {key: cast_value(each, str(dtype), after, widens_state(link, key)) for key, each in row.items()}
-            moved = map_tensors(value, lambda t: t.to(after.device) if t.device == device else t)
+            cast = {key: cast_value(value, str(dtype), after, widens_state(link, key)) for key, value in row.items()}
+            moved = map_tensors(cast, lambda t: t.to(after.device) if t.device == device else t)
             link.rows[slot] = link.make_row(moved)
             link.row_writes.add()
 

@@ -1,7 +1,7 @@
-"""Following edits of a module: an optimizer updates its groups and keeps the state of parameters that stay.
+"""Following edits of a module: an optimizer updates its groups, and keeps the state of parameters that stay.
 
-Parameters that are gone leave the groups, new ones join the group whose pattern matches their name, and the state of the others
-stays. A parameter that took the name of another has its position in the groups, and its state where the shapes are equal.
+Parameters that the module does not have any more leave the groups, and new ones join the group whose pattern matches their name.
+A parameter that has the name of an earlier one takes its position in the groups, and its state if the shapes are equal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHOWN_EVENTS = 5
 
 
 class Following:
-    """The parameters of a module that an optimizer has in its groups, and the procedure that takes over an edit.
+    """The parameters that a module had when its optimizer last looked, and the update of the optimizer after an edit.
 
     Args:
         model: The module, or population.
@@ -52,7 +52,7 @@ class Following:
     Attributes:
         events: Sentences about the last few edits.
         default: The group of the parameters that no pattern matches; None while there are none.
-        busy: Whether a step or a takeover is running; further edits then wait for the next step.
+        busy: Whether a step runs or an edit is being followed; further edits are followed at the next step.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Following:
         return {**group, "params": params}
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Take over the current parameters of the module; all of it or nothing.
+        """Update the optimizer for the current parameters of the module; all of it or nothing.
 
         Raises:
             ChainError: If parameters are sharded, so that their state is in other processes.
@@ -135,6 +135,7 @@ class Following:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
+        """Compare the module with its earlier parameters, and update state, groups and slots."""
         current = watch(self.model)
         now = named_parameters(self.model)
         change: Change | None = find_change(optimizer, self.named, now)
@@ -151,21 +152,21 @@ class Following:
         if change:
             with Guard(deferred=True) as guard:
                 guard.add(partial(setattr, self, "default", self.default))
-                event = _take_over(optimizer, change, self, guard)
+                event = _apply_change(optimizer, change, self, guard)
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
         self.named, self.kinds, self._watch = now, read_kinds(now), current
 
 
 def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
-    """Check an optimizer of parameters without a module after edits of modules.
+    """Check an optimizer that was given parameters, and no module, after edits of modules.
 
     Args:
         optimizer: The optimizer.
-        evaluated: Whether the step evaluates a closure; otherwise what has a gradient is trained.
+        evaluated: Whether the step evaluates a closure. Otherwise parameters with a gradient are still trained.
 
     Raises:
-        ChainError: If an edit of a `mo.Module` has removed parameters, and nothing trains them.
+        ChainError: If an edit of a `mo.Module` has removed parameters, so that the step would not train them.
     """
     names = REMOVED.find(param for param in optimizer.list_params() if evaluated or param.grad is None)
     if names:
@@ -237,8 +238,15 @@ def _check_shards(change: Change) -> Change | None:
     )
 
 
-def _take_over(optimizer: Optimizer, change: Change, following: Following, guard: Guard) -> str:
-    """Change groups, slots and state; return a sentence about it."""
+def _apply_change(optimizer: Optimizer, change: Change, following: Following, guard: Guard) -> str:
+    """Update groups, slots and state after an edit, and return a sentence about it.
+
+    Args:
+        optimizer: The optimizer.
+        change: The difference between its groups and the module.
+        following: The object that follows the module.
+        guard: Undoes everything if this fails.
+    """
     links, slots, groups = [link for _, link in optimizer._links], optimizer.binding.slots, optimizer.param_groups
     tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
     check_tensors(tensors)
@@ -248,7 +256,7 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
             "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
         )
     _protect(optimizer, links, guard)
-    # Reordered units are a resize too, though the shapes are equal.
+    # A reordering of units is a resize, too, though the shapes are equal.
     fresh = {
         name
         for name, before, after in change.replaced
@@ -287,13 +295,13 @@ def _take_over(optimizer: Optimizer, change: Change, following: Following, guard
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
-    """Register everything that `_take_over` changes with a guard; tensors of states are not written to."""
+    """Register everything that `_apply_change` changes with a guard; tensors of states are not written to."""
     slots, groups = optimizer.binding.slots, optimizer.param_groups
     before = list(groups)
     lists = [(group, list(group["params"]), list(group.get("param_names", ()))) for group in groups]
     axes, carried = optimizer.binding.axes, optimizer._carried
 
-    def put_back() -> None:
+    def restore_groups() -> None:
         groups[:] = before
         for group, params, names in lists:
             group["params"][:] = params
@@ -303,7 +311,7 @@ def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> Non
         slots.name_params(groups)
         optimizer.binding.writes.add()
 
-    guard.add(put_back)
+    guard.add(restore_groups)
     guard.add(partial(slots.restore_tables, slots.copy_tables()))
     for link in links:
         guard.add(link.row_writes.add)
@@ -311,18 +319,25 @@ def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> Non
 
 
 def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fresh: Iterable[str]) -> list[str]:
-    """Reset links whose state is over several parameters, where those have changed; return their names."""
+    """Reset links whose state is over several parameters, if those have changed; return the names of the links.
+
+    Args:
+        optimizer: The optimizer.
+        links: Its links.
+        change: The difference between its groups and the module.
+        fresh: The names of parameters that were resized or have another shape.
+    """
     names = {name for name, _ in change.left} | {name for name, _, _ in change.replaced}
     active = [param for param in optimizer.list_params() if param.requires_grad]
     restarted: list[str] = []
     for link in links:
-        over = [part.rpartition(":")[0] for part in link.global_state.get(VECTOR, ())]
-        every = len(over) == len(active) and any(param.requires_grad for _, param in change.joined)
+        in_vector = [part.rpartition(":")[0] for part in link.global_state.get(VECTOR, ())]
+        lacks_new = len(in_vector) == len(active) and any(param.requires_grad for _, param in change.joined)
         outside = link.keeps_outside and bool(fresh)
-        if outside or (over and (every or names & set(over))):
+        if outside or (in_vector and (lacks_new or names & set(in_vector))):
             link.reset()
             restarted.append(type(link).__name__)
-        # Placeholders of parameters by position, or of all of them.
+        # Other placeholders belong to a parameter by its position, or to all parameters.
         shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
         if shared and (names or any(param.requires_grad for _, param in change.joined)):
             for key in shared:
@@ -368,6 +383,7 @@ def _place_joined(groups: Sequence[dict[str, Any]], change: Change, following: F
 
 
 def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError if two parameters have the same name."""
     names = [name for group in groups for name in group.get("param_names", ())]
     name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     if count > 1:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from . import Module, Optimizer
 
 
-# Keys that torch, its schedulers and its averaging helpers write into a group for their own use.
-_FOREIGN = {
+# Keys that torch, its schedulers and its averaging helpers write into a group, and those of the optimizer itself.
+_RESERVED = {
     "params",
     "param_names",
     "name",
@@ -37,11 +37,16 @@ _FOREIGN = {
     "fused",
     "offload",
 }
-_SHOWN = ("lr", "momentum", "weight_decay")
+# Settings that schedulers read from groups.
+_EXPORTED = ("lr", "momentum", "weight_decay")
 
 
 class ParamGroup(CountedSettings):
-    """A parameter group. If a scheduler reads a setting that is missing, the error says why it is."""
+    """A parameter group.
+
+    Attributes:
+        missing: For settings that a scheduler may read, and that are missing, the text of the error.
+    """
 
     missing: Mapping[str, str] = {}
 
@@ -50,7 +55,7 @@ class ParamGroup(CountedSettings):
 
 
 def explain_missing(links: Sequence[Module]) -> dict[str, str]:
-    """Return for "lr" the reason why groups have no learning rate that a scheduler could change."""
+    """Return the text of `ParamGroup.missing` for "lr": why there is no learning rate that a scheduler could change."""
     holders = [link for link in links if "lr" in link.defaults]
     names = " and ".join(type(link).__name__ for link in holders or links)
     text = f"no link of {names} has a learning rate 'lr' for a scheduler to change; add one: m.LR(1e-3)"
@@ -78,9 +83,14 @@ def select(named: Sequence[tuple[str, Tensor]], pattern: str) -> list[tuple[str,
 
 
 def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups by name; where several patterns match a parameter, the settings of the later ones win.
+    """Return a group for each set of patterns that match the same parameters.
 
-    The first group has the parameters that no pattern matches, if there are any.
+    If several patterns match a parameter, the settings of later ones have priority. The first group has the parameters that no
+    pattern matches, if there are any.
+
+    Args:
+        params: (name, parameter) pairs.
+        patterns: The settings for the names that match each pattern.
     """
     named = list(params)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
@@ -117,39 +127,48 @@ def _address(key: str, link: Module) -> str | None:
     return rest if name and name.lower() == type(link).__name__.lower() else None
 
 
-def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group for one link. An alias counts if it differs from the value that the optimizer wrote there.
+def overrides(link: Module, group: Mapping[str, Any], exported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group for one link.
+
+    An alias such as "betas" applies only if it differs from the value that the optimizer wrote into the group.
 
     Args:
         link: The link.
         group: The group.
-        shown: The values that the optimizer itself wrote into its groups.
+        exported: The values that the optimizer itself wrote into its groups.
     """
     out: dict[str, Any] = {}
     # Settings addressed to one link are applied after those for all.
     for key in sorted(group, key=lambda key: key not in link.defaults):
         value, name = group[key], key if key in link.defaults else _address(key, link)
         if name in link.defaults:
-            out[name] = as_schedule(_scale_members(link.defaults[name], value, shown.get(key)), link.defaults[name])
-        elif key in link.aliases and value is not shown.get(key) and value != shown.get(key):
+            default = link.defaults[name]
+            out[name] = as_schedule(_scale_members(default, value, exported.get(key)), default)
+        elif key in link.aliases and value is not exported.get(key) and value != exported.get(key):
             out.update(link.resolve_aliases({key: value}))
     return out
 
 
-def _scale_members(own: Any, value: Any, shown: Any) -> Any:
-    """Return a group's value for a setting with one number per member: the largest is set to it, the others keep their ratios."""
-    if not is_per_member(own) or isinstance(value, Tensor) or not isinstance(shown, float | int):
+def _scale_members(own: Any, value: Any, exported: Any) -> Any:
+    """Return a group's value for a setting with one number per member: the largest is set to it, the others keep their ratios.
+
+    Args:
+        own: The link's default.
+        value: The value in the group.
+        exported: The largest number, as the optimizer wrote it into the group.
+    """
+    if not is_per_member(own) or isinstance(value, Tensor) or not isinstance(exported, float | int):
         return value
-    if value == shown:
+    if value == exported:
         return own
-    return own * (value / shown) if shown and not callable(value) else value
+    return own * (value / exported) if exported and not callable(value) else value
 
 
 def export_settings(links: Iterable[Module]) -> dict[str, Any]:
     """Return the settings that torch's schedulers expect in every group, if the links agree on them."""
     values: dict[str, list[Any]] = {}
     for link in links:
-        for key in _SHOWN:
+        for key in _EXPORTED:
             if key in link.defaults:
                 values.setdefault(key, []).append(link.defaults[key])
         for key, names in link.aliases.items():
@@ -173,7 +192,7 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
         members: The number of members of a population; None for one model.
     """
     for key, value in group.items():
-        if key in _FOREIGN:
+        if key in _RESERVED:
             continue
         if not is_known(key, links):
             every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
@@ -190,8 +209,8 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int |
 
 
 def is_known(key: str, links: Sequence[Module]) -> bool:
-    """Return whether a key may be in a group: a setting of a link, or an entry that torch writes for its own use."""
-    if key in _FOREIGN:
+    """Return whether a key may be in a group: a setting of a link, or a reserved entry."""
+    if key in _RESERVED:
         return True
     return any(key in link.defaults or key in link.aliases or _address(key, link) in link.defaults for link in links)
 
@@ -217,17 +236,17 @@ def apply_groups(optimizer: Optimizer) -> None:
 
 
 def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the parameters of a new group, with names where those of the other groups have some.
+    """Return the parameters of a new group, with names if the parameters of the other groups have names.
 
     Args:
         items: Parameters, or (name, parameter) pairs.
         model: The module of the optimizer, in which names are looked up.
-        others: The groups that are there.
+        others: The groups of the optimizer.
 
     Raises:
         ValueError: Some parameters would have names, and others none.
     """
-    bare = [i for i, item in enumerate(items) if not isinstance(item, tuple)]
+    bare = [i for i, item in enumerate(items) if not isinstance(item, tuple)]  # without a name
     named = any("param_names" in other for other in others) or (not others and len(bare) < len(items))
     if not named and len(bare) < len(items):
         what = "the parameters of the optimizer have no names, and those of the new group have"

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .transform import TensorTransform
 
+Tensors = list[Tensor]
+"""The tensors that are passed to a hook, one for each parameter."""
 States = list[dict[str, Any]]
+"""The states of the parameters, in the same order."""
 SettingValues = Mapping[str, Any]
+"""The settings of one parameter."""
+SettingsList = Sequence[SettingValues]
+"""The settings of the parameters, in the same order."""
 
 
 class HookArguments(NamedTuple):
@@ -30,7 +36,7 @@ class HookArguments(NamedTuple):
     grads: list[Tensor] | None
     loss: Tensor | None
     states: States
-    settings: Sequence[SettingValues]
+    settings: SettingsList
 
     def pick(self, places: Sequence[int]) -> HookArguments:
         """Return the arguments of the tensors at some positions."""
@@ -40,7 +46,7 @@ class HookArguments(NamedTuple):
 
 
 def gather_arguments(
-    link: TensorTransform, objective: Objective, states: States, settings: Sequence[SettingValues], owned: bool
+    link: TensorTransform, objective: Objective, states: States, settings: SettingsList, owned: bool
 ) -> tuple[list[int], HookArguments]:
     """Return the positions of the parameters that are passed to hooks (those with a gradient), and the arguments.
 
@@ -87,7 +93,8 @@ def show_arguments(
 ) -> AbstractContextManager[None]:
     """Return a context in which link.state and link.settings accept the tensors that hooks get in place of parameters.
 
-    These are the parameters themselves except for a concatenated vector, complex numbers as pairs, and differentiable copies.
+    Hooks get the parameters themselves unless they work on one vector of all, on complex numbers as pairs of reals, or on the
+    copies of a differentiable step.
 
     Args:
         link: The link.
@@ -102,8 +109,8 @@ def show_arguments(
 def call_each(link: TensorTransform, hook: str, arguments: HookArguments) -> list[Any]:
     """Return the results of a `single_tensor_*` hook for each tensor.
 
-    Pointwise hooks are passed tensors of half precision in single precision, as in a fused pass: 1e-8 underflows to 0 in float16.
-    Their results stay in single precision.
+    Pointwise hooks get tensors of half precision in single precision, as in a fused pass, since 1e-8 underflows to 0 in
+    float16. Their results stay in single precision.
 
     Args:
         link: The link.
@@ -150,23 +157,23 @@ def _call_alike(
     """
     slots = link.settings.binding.slots
 
-    def call_shown(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
+    def call_with_slot(i: int, item: Sequence[Any], state: dict[str, Any]) -> Any:
         if item[0] is arguments.tensors[i]:
             return call(i, (item[0].clone() if writes else item[0], arguments.params[i], item[2]), state)
         param = item[1] if link.uses_params else item[0]
         slot = slots.find(arguments.params[i])
-        # Hooks look up by the parameter how it is viewed as a matrix, which is the same for the whole stack.
+        # Hooks look up the matrix view of a parameter by its slot; it is the same for the whole stack.
         with nullcontext() if slot is None else slots.show([param], [slot]):
             return call(i, (item[0], param, item[2]), state)
 
     if not link.uses_params:
         items = [(tensor, None, grad) for tensor, _, grad in items]
     kinds = [link.find_kind(param) for param in arguments.params]
-    return map_alike(call_shown, items, arguments.states, arguments.settings, kinds)
+    return map_alike(call_with_slot, items, arguments.states, arguments.settings, kinds)
 
 
 def _call_wide(link: TensorTransform, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return the result of a hook called with half-precision tensors widened to float32; changes of the state are written back."""
+    """Return the result of a hook called with half-precision tensors as float32; write changes of the state back."""
     tensor, param, grad, loss, state, setting = arguments
     wide_param, wide = param.float(), {key: widen(value) for key, value in state.items()}
     with link.shown([wide_param], [wide], [setting]):
@@ -188,46 +195,46 @@ def widen(value: Any) -> Any:
 def measure(
     link: TensorTransform,
     objective: Objective,
-    settings: Sequence[SettingValues],
+    settings: SettingsList,
     places: Sequence[Sequence[int]],
     lists: Sequence[list[Tensor] | None],
 ) -> list[SettingValues]:
-    """Return for each setting the result of the link's `measure` over all tensors with equal settings.
+    """Return for each of several settings the result of the link's `measure` over all tensors with equal settings.
 
     Args:
         link: The link.
         objective: The objective.
         settings: The settings, each for some of the tensors.
-        places: The positions of those tensors.
+        places: For each of the settings the positions of its tensors.
         lists: Update, parameters and gradient by position.
     """
-    out: list[SettingValues] = [{} for _ in settings]
-    for alike in _find_alike(settings):
-        order = places[alike[0]] if len(alike) == 1 else sorted(i for k in alike for i in places[k])
-        chosen = [
+    results: list[SettingValues] = [{} for _ in settings]
+    for group in _group_equal(settings):
+        first = group[0]
+        order = places[first] if len(group) == 1 else sorted(i for k in group for i in places[k])
+        updates, params, grads = [
             column if column is None or len(order) == len(column) else [column[i] for i in order] for column in lists
         ]
-        updates, params, grads = chosen
         with objective.counting(order):
             numbers = link.measure(
-                updates or [], params or [], grads, [settings[alike[0]]] * len(order), objective.members
+                updates or [], params or [], grads, [settings[first]] * len(order), objective.members
             )
-        for k in alike:
-            out[k] = numbers or {}
-    return out
+        for k in group:
+            results[k] = numbers or {}
+    return results
 
 
-def _find_alike(settings: Sequence[SettingValues]) -> list[list[int]]:
+def _group_equal(settings: SettingsList) -> list[list[int]]:
     """Return the positions of settings, grouped by equal settings."""
-    out: list[list[int]] = []
+    groups: list[list[int]] = []
     for i, setting in enumerate(settings):
-        for alike in out:
-            if same(setting, settings[alike[0]]):
-                alike.append(i)
+        for group in groups:
+            if same(setting, settings[group[0]]):
+                group.append(i)
                 break
         else:
-            out.append([i])
-    return out
+            groups.append([i])
+    return groups
 
 
 def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:
@@ -247,9 +254,9 @@ def _fit_numbers(setting: SettingValues, tensor: Tensor) -> SettingValues:
     """Return settings with 0-d tensors converted to the precision of a 0-d tensor, which they would otherwise promote."""
     if tensor.dim() > 0 or not any(isinstance(value, Tensor) for value in setting.values()):
         return setting
-    fits = _find_precision(tensor)
+    precision = _find_precision(tensor)
     return {
-        key: value.to(fits) if isinstance(value, Tensor) and value.is_floating_point() else value
+        key: value.to(precision) if isinstance(value, Tensor) and value.is_floating_point() else value
         for key, value in setting.items()
     }
 

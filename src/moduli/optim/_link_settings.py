@@ -38,11 +38,11 @@ class LinkSettings:
         """
         name, binding = type(self).__name__, self.settings.binding
         entries = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
-        for each in entries:
-            if not isinstance(each, Mapping):
-                what = f"got a {type(each).__name__}; write [{{'params': [...], {next(iter(self.defaults), 'lr')!r}: ...}}]"
+        for entry in entries:
+            if not isinstance(entry, Mapping):
+                what = f"got a {type(entry).__name__}; write [{{'params': [...], {next(iter(self.defaults), 'lr')!r}: ...}}]"
                 raise TypeError(f"{name}.set_param_groups takes dictionaries with 'params' and settings, {what}")
-        groups = [dict(group) for group in entries]
+        groups = [dict(entry) for entry in entries]
         for group in groups:
             if "params" not in group:
                 raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
@@ -75,7 +75,7 @@ class LinkSettings:
 
         Args:
             params: The parameters of the link.
-            every: Whether they are one tensor for it, so that there is one value of every setting.
+            every: Whether the link gets them as one tensor, so that every setting has one value.
         """
         if not self.divides_params:
             for child in self.children.values():

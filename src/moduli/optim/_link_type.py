@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ._checks import check_made, explain_unmade
+from ._checks import check_constructed, explain_constructor_error
 from ._settings import Schedule, Setting, Settings, check_values, refuse_string
 
 
@@ -40,7 +40,7 @@ class LinkType(ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Tools look at the type's own call first, which takes anything.
+        # `inspect.signature` would otherwise return that of the metaclass' call, which takes any arguments.
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -48,23 +48,24 @@ class LinkType(ABCMeta):
         schedules: dict[str, Schedule] = {}
         if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
             args, kwargs, schedules = _make_schedules(cls, args, kwargs)
-        if str in map(type, args) or str in map(type, kwargs.values()):
+        if str in (*map(type, args), *map(type, kwargs.values())):
             _refuse_strings(cls, args, kwargs)
         try:
             link = super().__call__(*args, **kwargs)
         except (TypeError, RuntimeError, ValueError, AttributeError) as error:
-            message = _explain(cls, args, kwargs, schedules, error) or explain_unmade(cls.__name__, error)
+            message = _explain(cls, args, kwargs, schedules, error) or explain_constructor_error(cls.__name__, error)
             if message is None:
                 raise
             raise TypeError(message) from None
-        check_made(link, Settings)
-        stored = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
-        unused = [key for key, schedule in schedules.items() if id(schedule) not in stored]
+        check_constructed(link, Settings)
+        # A schedule that did not become a setting would be read as a number somewhere.
+        settings = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
+        unused = [key for key, schedule in schedules.items() if id(schedule) not in settings]
         if unused:
             raise TypeError(_refuse_schedules(cls, unused))
         return link
 
-    if not TYPE_CHECKING:  # checkers take a metaclass' call for the signature; that of the constructor says more
+    if not TYPE_CHECKING:  # type checkers would take its signature for that of every link
         __call__ = _make_link
 
 
@@ -90,20 +91,20 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_number(parameter: inspect.Parameter) -> bool:
-    """Return whether an argument is declared as a number, or at least not as a function."""
+    """Return whether an argument may be a number: by its default, or by an annotation that does not allow functions."""
     if isinstance(parameter.default, int | float):
         return True
-    written = str(parameter.annotation)
-    if str(Setting) in written or "Setting" in written:
+    annotation = str(parameter.annotation)
+    if str(Setting) in annotation or "Setting" in annotation:
         return True
-    return any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
+    return any(word in annotation for word in ("float", "int", "Any", "Operand")) and "Callable" not in annotation
 
 
 def _refuse_strings(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise TypeError for a string where the default is a number and the annotation does not allow strings."""
-    places = inspect.signature(cls).parameters
-    accepted = {**find_accepted(cls), **places}
-    for key, value in (*zip(places, args, strict=False), *kwargs.items()):
+    own = inspect.signature(cls).parameters
+    accepted = {**find_accepted(cls), **own}
+    for key, value in (*zip(own, args, strict=False), *kwargs.items()):
         parameter = accepted.get(key)
         if parameter is None or isinstance(parameter.default, bool) or not isinstance(parameter.default, int | float):
             continue
@@ -114,6 +115,7 @@ def _refuse_strings(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def _make_schedules(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
+    """Return the arguments with schedules in place of functions given for numbers, and these schedules by name."""
     accepted, schedules = find_accepted(cls), {}
 
     def convert(value: Any, parameter: inspect.Parameter | None) -> Any:
@@ -121,8 +123,8 @@ def _make_schedules(
             value = schedules[parameter.name] = Schedule(value)
         return value
 
-    places = list(inspect.signature(cls).parameters.values())[: len(args)]
-    converted = tuple(itertools.starmap(convert, itertools.zip_longest(args, places)))
+    positional = list(inspect.signature(cls).parameters.values())[: len(args)]
+    converted = tuple(itertools.starmap(convert, itertools.zip_longest(args, positional)))
     return converted, {key: convert(value, accepted.get(key)) for key, value in kwargs.items()}, schedules
 
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class MatrixLink:
-    """The part of a link that treats parameters as batches of matrices, where its optimizer was given axes.
+    """The part of a link that treats parameters as batches of matrices, if its optimizer has the axes of the model.
 
-    Its hooks are called with one matrix, under `torch.vmap` over the batch; its state has one more axis in front, and is in
-    "blocks", by the size of matrices. The link declares the arguments `batch` and `matrix`, which are `attributes`.
+    Its hooks are called with one matrix, under `torch.vmap` over the batch. The state of a parameter is `state["blocks"]`, a
+    list with a dictionary for each size of matrix, whose tensors have the batch as their first axis. The link declares
+    the arguments `batch` and `matrix`, which are `attributes`.
     """
 
     if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class MatrixLink:
         check_words(type(self).__name__, self.batch, self.matrix, optimizer.binding.axes)
 
     def stacks_alike(self, hook: str) -> bool:
-        """Return whether matrices of one shape are stacked for one call, like members of a population; not to create state."""
+        """Return whether matrices of one shape are stacked for one call; never for the hook that creates state."""
         return self.members == "batched" and hook != "single_tensor_initialize"
 
     def find_kind(self, param: Tensor) -> Any:
@@ -78,7 +79,16 @@ class MatrixLink:
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Create the state for each matrix."""
+        """Create the state for each matrix.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings.
+        """
         hook = super().single_tensor_initialize  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -89,7 +99,16 @@ class MatrixLink:
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Learn from each matrix."""
+        """Learn from each matrix.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         hook = super().single_tensor_update  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -100,7 +119,16 @@ class MatrixLink:
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        """Return the parameter's update with each matrix transformed."""
+        """Return the parameter's update with each matrix transformed.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         hook = super().single_tensor_apply  # type: ignore[misc]
         view = self.find_view(param)
         if view is None:
@@ -119,10 +147,10 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
     if axes is None:
         axes = find_own_axes(links)
     if axes is None:
-        words = [link for link in links if isinstance(link, MatrixLink)]
-        named = any(link.batch is not None or link.matrix is not None for link in words)
-        named = named or any(link.reads_axes for link in links)
-        return from_labels(optimizer.model) if named and optimizer.model is not None else None
+        matrix_links = [link for link in links if isinstance(link, MatrixLink)]
+        wanted = any(link.batch is not None or link.matrix is not None for link in matrix_links)
+        wanted = wanted or any(link.reads_axes for link in links)
+        return from_labels(optimizer.model) if wanted and optimizer.model is not None else None
     slots = optimizer.binding.slots
     for param in optimizer.list_params():
         name = slots.find_name(param) or ""
@@ -137,16 +165,12 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
 
 
 def find_own_axes(links: Sequence[Module]) -> ModelAxes | None:
-    """Return the axes that one of the links was given; None if none was."""
-    return next((each for each in map(_find_own_axes, links) if each is not None), None)
-
-
-def _find_own_axes(link: Module) -> ModelAxes | None:
-    """Return the axes that a link, or its filter function, was given."""
-    for holder in (link, getattr(link, "filter", None)):
-        axes = getattr(holder, "axes", None)
-        if isinstance(axes, ModelAxes):
-            return axes
+    """Return the axes that were passed to one of the links, or to its filter function; None if there are none."""
+    for link in links:
+        for holder in (link, getattr(link, "filter", None)):
+            axes = getattr(holder, "axes", None)
+            if isinstance(axes, ModelAxes):
+                return axes
     return None
 
 
@@ -180,7 +204,17 @@ def _map_blocks(
     state: Any,
     setting: Any,
 ) -> list[Tensor | None]:
-    """Call a hook for every matrix of a parameter, with one call per size of matrix, and store its state in "blocks"."""
+    """Call a hook once for each size of matrix of a parameter, store the state in "blocks", and return the results.
+
+    Args:
+        link: The link.
+        hook: Its hook for one matrix.
+        view: The parameter as batches of matrices.
+        tensors: The update, the parameter and the gradient.
+        loss: The loss, for the hook.
+        state: The state of the parameter.
+        setting: Its settings.
+    """
     tensor, param, grad = tensors
     numbers = {key: value for key, value in state.items() if key != "blocks"}
     blocks = view.split(tensor)
@@ -188,29 +222,30 @@ def _map_blocks(
     grads = [None] * len(blocks) if grad is None else view.split(grad)
     stored = state.get("blocks") or [{} for _ in blocks]
     results, rows = [], []
-    for block, own, slope, row in zip(blocks, params, grads, stored, strict=True):
-        leaves, rest = flatten_tensors(row)
-        left: list[Any] = []
+    for block, block_param, block_grad, row in zip(blocks, params, grads, stored, strict=True):
+        leaves, structure = flatten_tensors(row)
+        structure_after: list[Any] = []
 
         def call(
-            one: Tensor,
-            at: Tensor,
-            slope: Tensor | None,
+            matrix: Tensor,
+            matrix_param: Tensor,
+            matrix_grad: Tensor | None,
             leaves: list[Tensor],
-            rest: Any = rest,
-            left: list[Any] = left,
+            structure: Any = structure,
+            structure_after: list[Any] = structure_after,
         ) -> tuple[Any, list[Tensor]]:
-            inner = {**numbers, **unflatten_tensors(leaves, rest)}
+            inner = {**numbers, **unflatten_tensors(leaves, structure)}
             with OutOfPlace():
-                result = hook(one, at, slope, loss, inner, setting)
-            changed, left[:] = flatten_tensors({key: value for key, value in inner.items() if key not in numbers})
+                result = hook(matrix, matrix_param, matrix_grad, loss, inner, setting)
+            own = {key: value for key, value in inner.items() if key not in numbers}
+            changed, structure_after[:] = flatten_tensors(own)
             return () if result is None else result, changed
 
-        mapped = torch.vmap(call, (0, 0, None if slope is None else 0, 0), randomness="same")
-        result, states = mapped(block, own, slope, [leaf.clone() for leaf in leaves])
+        mapped = torch.vmap(call, (0, 0, None if block_grad is None else 0, 0), randomness="same")
+        result, states = mapped(block, block_param, block_grad, [leaf.clone() for leaf in leaves])
         results.append(result if isinstance(result, Tensor) else None)
         # Results that do not depend on the batch are expanded views, but states are written to.
-        rows.append(unflatten_tensors([each.contiguous() for each in states], left))
+        rows.append(unflatten_tensors([each.contiguous() for each in states], structure_after))
     if any(rows):
         state["blocks"] = rows
     return results

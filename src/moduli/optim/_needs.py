@@ -51,7 +51,7 @@ class Across(enum.Enum):
 
 @cache
 def keeps_graph(needs: frozenset[Need]) -> bool:
-    """Whether any of these needs the graph of the loss."""
+    """Return whether any of these needs requires the graph of the loss."""
     return any(need.graph for need in needs)
 
 

@@ -1,11 +1,11 @@
-"""Saved state by position of the parameters, in the form that tools of torch take apart and reshard.
+"""Saved state by position of the parameters, in the form that tools of torch read and reshard.
 
-Of an optimizer's state, `torch.distributed.checkpoint` and FSDP1 read the entries of "state" by position of the parameter, and the
-settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; all other state of
-links is in one entry of the first group, as bytes.
+`torch.distributed.checkpoint` and FSDP1 read the entries of "state", by position of the parameter, and the settings of groups.
+Tensors with the shape of their parameter are saved there, so that they are resharded like the parameter; all other state of links
+is in one entry of the first group, as bytes.
 
-Checkpoints are read into the existing tensors of an optimizer. An optimizer without any makes a first step with zero gradients,
-which moves nothing. Chains that evaluate a closure can't be stepped so: all of their state is bytes.
+Checkpoints are read into the existing tensors of an optimizer. An optimizer without state makes a first step with zero gradients,
+which does not move the parameters. Chains that evaluate a closure can't make such a step, so all of their state is saved as bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .forms.shard_state import join_rows
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-REST = PLACEHOLDER
-SENT = "sent"  # the tensors passed to torch's tools, by parameter
+REST = PLACEHOLDER  # the entry of the first group with the rest of the state
+SENT = "sent"  # in the rest: the names of the tensors that torch's tools save, by parameter
 NAMES = "param_names"
 TOOL = "torch.distributed.checkpoint.state_dict"
 
@@ -40,7 +40,12 @@ def wants_portable(optimizer: Optimizer) -> bool:
 
 
 def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state by positions."""
+    """Return the saved state by positions.
+
+    Args:
+        optimizer: The optimizer.
+        packed: Its state by name.
+    """
     params = optimizer.list_params()
     positions = {name: i for i, name in enumerate(packed["shapes"])}
     state: dict[int, dict[str, Any]] = {}
@@ -75,23 +80,23 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
 def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved state by name, from one by positions or by the names in torch's checkpoints."""
     groups = given["param_groups"]
-    carried = next(group[REST] for group in groups if REST in group)
-    saved: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    rest = next(group[REST] for group in groups if REST in group)
+    saved: dict[str, Any] = torch.load(io.BytesIO(rest), weights_only=True)
     names = list(saved["shapes"])
-    listed = [key for group in groups for key in group["params"]]
+    keys = [key for group in groups for key in group["params"]]
 
-    def find(key: Any) -> Any:
+    def find_name(key: Any) -> Any:
         if isinstance(key, int):
             return names[key]
-        return key if key in saved["shapes"] or len(listed) != len(names) else names[listed.index(key)]
+        return key if key in saved["shapes"] or len(keys) != len(names) else names[keys.index(key)]
 
     state = {name: dict(row) for name, row in saved["state"].items()}
     for key, row in given["state"].items():
-        state.setdefault(find(key), {}).update((field, value) for field, value in row.items() if field != REST)
+        state.setdefault(find_name(key), {}).update((field, value) for field, value in row.items() if field != REST)
     sent = saved.pop(SENT, {})
     lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
     if lost:
         raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")
-    stripped = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
-    read = [{**group, "params": [find(key) for key in group["params"]]} for group in stripped]
-    return {**saved, "state": state, "param_groups": read}
+    settings = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
+    named_groups = [{**group, "params": [find_name(key) for key in group["params"]]} for group in settings]
+    return {**saved, "state": state, "param_groups": named_groups}

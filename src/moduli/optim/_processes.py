@@ -126,18 +126,18 @@ class Exchange:
         self.rank: int = distributed.get_rank(group)
         self.size: int = distributed.get_world_size(group)
         self.shapes = list(shapes)
-        every: list[Any] = [None] * self.size
-        distributed.all_gather_object(every, list(boxes), group=group)
+        boxes_by_rank: list[Any] = [None] * self.size
+        distributed.all_gather_object(boxes_by_rank, list(boxes), group=group)
         #: For each tensor the shard of each process.
-        self.boxes: list[list[Box]] = [list(shards) for shards in zip(*every, strict=True)]
+        self.boxes: list[list[Box]] = [list(shards) for shards in zip(*boxes_by_rank, strict=True)]
         #: For each tensor whether no process of lower rank has the same shard, so that sums count it here.
         self.counted = [shards.index(shards[self.rank]) == self.rank for shards in self.boxes]
         #: For each tensor the process that owns it: the one that computes on the gathered tensor.
         self.owners = [0] * len(self.shapes)
         costs = [torch.Size(shape).numel() * min(shape, default=1) for shape in self.shapes]
         # Balance the cost of matrix products over processes.
-        for place, i in enumerate(sorted(range(len(costs)), key=lambda i: -costs[i])):
-            self.owners[i] = place % self.size
+        for turn, i in enumerate(sorted(range(len(costs)), key=lambda i: -costs[i])):
+            self.owners[i] = turn % self.size
 
     def gather(self, shards: Mapping[int, Tensor], everywhere: bool) -> dict[int, Tensor]:
         """Return gathered tensors: those that this process owns, or all of them.
@@ -149,7 +149,13 @@ class Exchange:
         me, boxes, every = self.rank, self.boxes, range(self.size)
 
         def comes_from(i: int, holder: int, reader: int) -> bool:
-            """Return whether a reader gets a shard from this holder: from itself if it can, otherwise from the first."""
+            """Return whether a process gets a shard from this one: from itself if it has the shard, otherwise from the first.
+
+            Args:
+                i: The index of the tensor.
+                holder: The rank of a process that has the shard.
+                reader: The rank of the process that gets it.
+            """
             if not everywhere and self.owners[i] != reader:
                 return False
             box = boxes[i][holder]
@@ -175,17 +181,25 @@ class Exchange:
             shards: Tensors with the dtypes of all of them.
         """
         me, boxes, owners = self.rank, self.boxes, self.owners
-        mine = {i: wholes[i].to(t.dtype) for i, t in shards.items() if owners[i] == me}
-        sends = [[cut(whole, boxes[i][d]) for i, whole in mine.items()] for d in range(self.size)]
-        wanted = [[(i, boxes[i][me]) for i in shards if owners[i] == s] for s in range(self.size)]
+        owned = {i: wholes[i].to(shard.dtype) for i, shard in shards.items() if owners[i] == me}
+        sends = [[cut(whole, boxes[i][rank]) for i, whole in owned.items()] for rank in range(self.size)]
+        wanted = [[(i, boxes[i][me]) for i in shards if owners[i] == rank] for rank in range(self.size)]
         return {i: shard for i, _, shard in self._route(shards, sends, wanted)}
 
     def _route(
         self, shards: Mapping[int, Tensor], sends: list[list[Tensor]], wanted: list[list[tuple[int, Box]]]
     ) -> list[tuple[int, Box, Tensor]]:
-        """Send tensors to each process and return the received ones; backends move bytes of any dtype."""
+        """Send tensors to each process, as bytes, which every backend can send, and return the received tensors.
+
+        Args:
+            shards: Tensors with the dtypes of all of them.
+            sends: The tensors to send, by rank.
+            wanted: The index and the box of the tensors to receive, by rank.
+        """
         received: list[tuple[int, Box, Tensor]] = []
-        for dtype in sorted({tensor.dtype for tensor in shards.values()}, key=str):  # in the same order everywhere
+        for dtype in sorted(
+            {tensor.dtype for tensor in shards.values()}, key=str
+        ):  # in the same order in all processes
             out = [[t.reshape(-1) for t in tensors if t.dtype is dtype] for tensors in sends]
             lists = [[(i, box) for i, box in entries if shards[i].dtype is dtype] for entries in wanted]
             counts = [[torch.Size(box[1]).numel() for _, box in entries] for entries in lists]
@@ -199,7 +213,7 @@ class Exchange:
                 [sum(t.numel() for t in tensors) * dtype.itemsize for tensors in out],
                 group=self.group,
             )
-            places = [entry for entries in lists for entry in entries]
+            expected = [entry for entries in lists for entry in entries]
             parts = torch.split(into, [count for sizes in counts for count in sizes])
-            received += [(i, box, part.view(box[1])) for (i, box), part in zip(places, parts, strict=True)]
+            received += [(i, box, part.view(box[1])) for (i, box), part in zip(expected, parts, strict=True)]
         return received

@@ -80,13 +80,13 @@ def resize_row(
 
 
 def find_start(link: Module, param: Tensor) -> dict[str, Any]:
-    """Return the initial state of a link for a parameter, where it does not depend on the update; without zeros."""
+    """Return the initial state of a link for a parameter, without states that are zero or that depend on the update."""
     if not isinstance(link, TensorTransform) or link.concat_params or link.uses_loss or param.is_complex():
         return {}
     if not link.has_own("single_tensor_initialize", "multi_tensor_initialize") or _starts_at_zero(link):
         return {}
     if link.elementwise and param.dim():
-        # All entries start equal, so that one of them shows whether they start at zero.
+        # The initial state of pointwise links is the same for all elements, so one element shows whether it is zero.
         one = _start(link, param, param.detach()[(slice(0, 1),) * param.dim()], 0.0)
         tensors = [value for key, value in one.items() if isinstance(value, Tensor) and key not in link.points]
         if not any(bool(tensor.any()) for tensor in tensors):
@@ -96,7 +96,14 @@ def find_start(link: Module, param: Tensor) -> dict[str, Any]:
 
 
 def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -> dict[str, Any]:
-    """Return the initial state of a link for an update of equal entries."""
+    """Return the initial state of a link for an update whose elements are all `value`.
+
+    Args:
+        link: The link.
+        param: The parameter whose settings apply.
+        tensor: The parameter, or a part of it.
+        value: The elements of the update.
+    """
     state: dict[str, Any] = {}
     with torch.no_grad():
         update = torch.full_like(tensor, value)
@@ -129,7 +136,14 @@ class _StateResizer:
         self.whole = compose(maps)
 
     def resize(self, value: Any, rule: Follows | None, start: Any, is_point: bool) -> Any:
-        """Return a nested value with its tensors resized."""
+        """Return a nested value with its tensors resized.
+
+        Args:
+            value: The value of one state.
+            rule: How the state follows its parameter; None for the same shape.
+            start: The initial value of the state for the new shape; None if there is none.
+            is_point: Whether the state is a point of parameter space, which is resized like the parameter.
+        """
         if isinstance(value, MemberValues):
             inner = _StateResizer(self.maps, 0)
             return MemberValues((i, inner.resize(item, rule, None, is_point)) for i, item in value.items())
@@ -173,7 +187,8 @@ class _StateResizer:
             raise UnfitStateError
         sizes = [size if axis is None else shape[axis] for size, axis in zip(inside, axes, strict=True)]
         if list(inside) != sizes or (None in axes and len(set(inside)) == 1 < len(inside)):
-            raise UnfitStateError  # a square basis has one direction for each unit
+            # A square basis has one direction for each unit, so it would need new directions for new units.
+            raise UnfitStateError
         index = [None if axis is None else self.whole.index[axis] for axis in axes]
         fresh = [None if axis is None else self.whole.fresh[axis] for axis in axes]
         resized = self._apply(UnitMap(inside, index, fresh), tensor, start)
@@ -226,6 +241,7 @@ class _StateResizer:
         return padded
 
     def _apply(self, unit_map: UnitMap, tensor: Tensor, start: Tensor | float) -> Tensor:
+        """Return a tensor resized by a map, with the initial value for new units, or zero if it has another shape."""
         after = [*tensor.shape[: self.lead], *unit_map.shape_after]
         fits = isinstance(start, Tensor) and list(start.shape) == after
         return unit_map.resize_state(tensor, start if fits else 0.0, self.lead)
@@ -258,6 +274,7 @@ def _fill_diagonal(resized: Tensor, before: Tensor, fresh: Tensor | None) -> Non
 
 
 def _has_tensors(value: Any) -> bool:
+    """Return whether nested data has tensors."""
     tensors: list[Tensor] = []
     map_tensors(value, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return bool(tensors)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 FORMAT = 2
-# Saved attributes of the optimizer itself.
+# The saved attributes of the optimizer itself.
 _ATTRIBUTES = ("current_step", "num_evaluations", "should_terminate", "reasons", "rehearsed", "evaluating")
 
 
@@ -98,12 +98,12 @@ def _name_rows(optimizer: Optimizer, path: str, link: Module) -> Iterator[tuple[
 
 
 def read(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """Return a state dict of any origin (this version, 0.2, torch's tools, torch's optimizers) in the form of `pack`.
+    """Return a state dict of this version, of 0.2, of torch's tools or of torch's optimizers in the form that `pack` returns.
 
     Args:
         optimizer: The optimizer that loads it.
         given: The state dict.
-        strict: Whether every part of torch's state must have a place here.
+        strict: Whether each entry of the state of a torch optimizer must have a counterpart here.
     """
     saved = dict(given)
     if any(REST in group for group in saved.get("param_groups", ())):
@@ -119,7 +119,7 @@ def read(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[s
 
 
 def _upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of format 1 in today's encoding."""
+    """Return a state of format 1 in the current encoding."""
 
     def upgrade(row: Mapping[str, Any]) -> dict[str, Any]:
         return {key: upgrade_value(value) for key, value in row.items()}
@@ -141,7 +141,7 @@ def unpack(
     Args:
         optimizer: The optimizer.
         saved: The state.
-        strict: Whether parts without a place here are an error.
+        strict: Whether a part of the state that can't be loaded here is an error.
         guard: Undoes the changes if loading fails.
         axes: The axes of the model, to resize state; None if it is not resized.
     """

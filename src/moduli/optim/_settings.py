@@ -102,12 +102,12 @@ class Binding:
         member: Returns the number of the member that links are run for, from one number for each member; None for all at once.
         fuse: Whether runs of pointwise links are one pass.
         draws_alike: Whether several processes have to draw the same random numbers.
-        in_pieces: Whether parameters are sharded over processes.
-        read_row: Returns the state of a parameter that is part of a matrix of members, read-only.
+        sharded: Whether parameters are sharded over processes.
+        read_row: Returns the state of a parameter whose state is in a row of a matrix of members, read-only.
         axes: The axes of the model, if the optimizer was given them.
-        offload: Where the state of the parameters of some groups is stored between steps, by the position of the group.
+        offload: The place where the state of a group's parameters is stored between steps, by the position of the group.
         watch: The watch that records the numbers of each step, if there is one.
-        device_steps: The number of the step on each device, where steps can be captured in a graph.
+        device_steps: The number of the step on each device, if steps can be captured in a graph.
     """
 
     def __init__(self, fuse: bool = True) -> None:
@@ -118,7 +118,7 @@ class Binding:
         self.member: Callable[[Tensor], Any] | None = None
         self.fuse = fuse
         self.draws_alike = False
-        self.in_pieces = False
+        self.sharded = False
         self.read_row: Callable[[dict[int, Any], int], Any] | None = None
         self.axes: ModelAxes | None = None
         self.device_steps: DeviceSteps | None = None
@@ -133,7 +133,7 @@ class Binding:
 class Settings:
     """`link.settings`: maps a parameter to the settings in force for it.
 
-    Three layers, the first that has the key wins: groups given to the link (`set_param_groups`), groups of the
+    A setting is looked up in three layers, in this order: groups passed to the link (`set_param_groups`), groups of the
     optimizer (where schedulers write), and the link's defaults.
 
     Example:
@@ -149,10 +149,11 @@ class Settings:
         self.local: dict[Tensor, dict[str, Any]] = {}
         self.overrides: list[dict[str, Any]] = []
         self.binding = Binding()
-        #: The settings in force by group of the optimizer and local group, with that local group.
+        #: The settings in force, by the position of the optimizer's group and the identity of the link's own group. The own
+        #: group is stored too, so that its identity stays unique.
         self._resolved: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any] | None]] = {}
-        #: State and settings of tensors that are passed to hooks in place of parameters (`LinkState.shown`).
-        self.shown: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
+        #: The state and settings of tensors that are passed to hooks in place of parameters (`LinkState.shown`).
+        self.temporary: dict[Tensor, tuple[Any, Mapping[str, Any]]] = {}
         self._version = -1
 
     @property
@@ -165,8 +166,8 @@ class Settings:
         self._binding, self.defaults.writes, self._version = binding, binding.writes, -1
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
-        if param in self.shown:
-            return self.shown[param][1]
+        if param in self.temporary:
+            return self.temporary[param][1]
         binding = self._binding
         resolved = current(self.raw(param), binding.step)
         take = binding.member
@@ -176,7 +177,7 @@ class Settings:
 
     def raw(self, param: Tensor) -> dict[str, Any]:
         """Return the settings with schedules not yet evaluated; parameters with equal settings share one dictionary."""
-        if self._version != self._binding.writes.numbers:  # defaults are public, and may be changed by hand
+        if self._version != self._binding.writes.numbers:  # a default or a group was written to
             self.refresh()
         group, local, slots = -1, self.local.get(param) if self.local else None, self._binding.slots
         slot = slots.find(param)
@@ -197,7 +198,7 @@ class Settings:
         return [(key, value) for layer in layers for key, value in layer.items() if is_per_member(value)]
 
     def _fill(self, key: tuple[int, int]) -> None:
-        # In place: a fused run refers to the dictionary and reads the new values.
+        # The dictionary is changed in place, since fused runs hold a reference to it.
         values, local = self._resolved[key]
         layer = self.overrides[key[0]] if 0 <= key[0] < len(self.overrides) else {}
         values.clear()
@@ -210,7 +211,7 @@ class Settings:
             self._fill(key)
 
     def forget(self) -> None:
-        """Clear the resolved settings, since the sharing of dictionaries may have changed; the next use resolves them again."""
+        """Clear the resolved settings after a change of the link's own groups; the next use resolves them again."""
         self._resolved.clear()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-ALL = "@all:"  # before the path of a link whose state is over all parameters, in place of the name of one
+ALL = "@all:"
+"""The prefix of the saved name of state over all parameters; the path of the link follows."""
 
 
 def name_stand_ins(optimizer: Optimizer) -> dict[int, str]:

@@ -71,7 +71,7 @@ class StateReader:
         stacked = self.optimizer.binding.members is not None
         for path, link in self.links.items():
             parts = self.saved["links"].get(path, {"global": {}})["global"].get(VECTOR)
-            # Vectors of placeholders have no names; the link that made the placeholders keeps their order.
+            # Placeholders in a vector have no names ("?"); the link that made them has them in the same order here.
             named = not any(part.startswith("?:") for part in parts or ())
             if link.vector_state and path in self.saved["links"] and named:
                 yield path, Vector(parts, self.saved, self.params, self.active, stacked, self.reorders)
@@ -96,7 +96,7 @@ class StateReader:
         return rows
 
     def _resize(self, name: str, path: str, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a link for a parameter with other units; empty where it restarts."""
+        """Return the state of a link for a parameter with other units; an empty row if it restarts."""
         link, lead = self.links[path], int(self.optimizer.binding.members is not None)
         inner = any(key.startswith(PER_PARAMETER) for _, child in link.links() for key in child._stand_ins)
         resized = None if inner else resize_row(link, row, [self.resized[name]], self.params[name], lead)
@@ -105,7 +105,14 @@ class StateReader:
         return resized or {}
 
     def _read_value(self, name: str, path: str, key: str, value: Any) -> tuple[int | None, Any]:
-        """Return a value as a link stores it, and its slot; None for values that are not stored here."""
+        """Return the slot of a saved value, and the value as a link stores it; (None, None) if it is left out.
+
+        Args:
+            name: The saved name of the parameter.
+            path: The path of the link.
+            key: The key of the state.
+            value: The saved value.
+        """
         vector = self.vectors.get(path) if name.startswith(ALL) else None
         if vector is not None and vector.fresh:
             return None, None
@@ -125,7 +132,7 @@ class StateReader:
         return slot, value if vector is None else vector.permute(value)
 
     def _is_of_misfit(self, name: str) -> bool:
-        """Return whether a saved name is that of a parameter of another shape, or of a tensor that may be derived from one."""
+        """Return whether a saved name is that of a parameter with another shape here, or of a tensor that may depend on one."""
         maker = find_maker(name, self.links)
         if maker is None:
             return name in self.misfits
@@ -178,6 +185,7 @@ class StateReader:
 
 
 def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
+    """Raise ValueError for a state of another number of members, and if `strict` for one of another chain."""
     members = optimizer.binding.members
     if saved.get("members") != members:
         raise ValueError(f"the state is of {saved.get('members') or 'no'} members, here are {members or 'none'}")
@@ -191,10 +199,10 @@ def _find_misfits(
     saved: Mapping[str, Any], by_name: Mapping[str, Tensor]
 ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the shapes here and in the saved state of the parameters for which they differ."""
-    pairs = [(name, by_name[name], shape) for name, shape in saved["shapes"].items() if name in by_name]
+    triples = [(name, by_name[name], shape) for name, shape in saved["shapes"].items() if name in by_name]
     return {
         name: (tuple(param.shape), tuple(shape))
-        for name, param, shape in pairs
+        for name, param, shape in triples
         if shape is not None and param.shape != tuple(shape)
     }
 

@@ -19,12 +19,12 @@ class _Algorithm:
     """The correspondence between one of torch's optimizers and links.
 
     Attributes:
-        has: Settings by which its groups are recognised.
-        lacks: Settings of others that its groups do not have.
+        has: The settings by which its groups are recognised.
+        lacks: Settings of other optimizers by which groups are recognised as not its own.
         links: The links that store entries of its state, with the names of these entries in the link.
-        settings: Its settings that have other names here, or become several.
-        beside: Links of the chain that store nothing of it.
-        marks: Links without which a chain is not this algorithm; by default those that store state.
+        settings: Its settings that have another name here, or become several.
+        beside: Other links that a chain may have: none of their state is in that of the optimizer.
+        marks: The links by which a chain is recognised; by default those that store state.
     """
 
     has: frozenset[str]
@@ -36,6 +36,7 @@ class _Algorithm:
 
 
 def _entries(*names: str) -> dict[str, str]:
+    """Return names of entries that are the same in the link."""
     return {name: name for name in names}
 
 
@@ -97,27 +98,26 @@ _ALGORITHMS: dict[str, _Algorithm] = {
 def read_torch(
     optimizer: Optimizer, frame: Mapping[str, Any], given: Mapping[str, Any], strict: bool
 ) -> dict[str, Any]:
-    """Return the state as this chain would have saved it; without `strict`, entries without a place here are dropped.
+    """Return the state as this chain would have saved it.
 
     Args:
         optimizer: The optimizer that loads it.
         frame: The saved form of this optimizer, without state.
         given: The state dict of torch's optimizer.
-        strict: Whether everything must have a place.
+        strict: Whether an entry or a setting without a counterpart here raises ValueError; otherwise it is left out.
     """
-    saved = given["param_groups"]
-    algorithm = _recognise(optimizer, saved)
-    order = [key for group in saved for key in group["params"]]
+    groups = given["param_groups"]
+    algorithm = _recognise(optimizer, groups)
+    order = [key for group in groups for key in group["params"]]
     if len(order) != len(frame["shapes"]):
         raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(frame['shapes'])}")
     names = dict(zip(order, frame["shapes"], strict=True))
     packed = {**frame, "shapes": dict(frame["shapes"]), "dtypes": {}, "state": {}}
     packed.update(current_step=0, should_terminate=False, reasons=[], rehearsed=False)
     mapping = _ALGORITHMS[algorithm]
-    kinds = mapping.links
     entries = [(names[key], *entry) for key, row in given["state"].items() for entry in row.items()]
     for name, field, value in entries:
-        keepers = [kind for kind, own in kinds.items() if field in own]
+        keepers = [kind for kind, own in mapping.links.items() if field in own]
         takers = [(path, type(link).__name__) for path, link in optimizer._links if type(link).__name__ in keepers]
         if value is None or (field == "step" and not keepers):
             continue
@@ -125,12 +125,12 @@ def read_torch(
             what = " or ".join(keepers) or "no link"
             raise ValueError(f"the state has what {what} keeps here, but the chain has {len(takers)} of those")
         for path, kind in takers:
-            _add_entry(packed, name, field, value, path, kinds[kind][field])
+            _add_entry(packed, name, field, value, path, mapping.links[kind][field])
     if strict:
-        _check_groups(optimizer, algorithm, saved)
+        _check_groups(optimizer, algorithm, groups)
     settings = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
     packed["param_groups"] = []
-    for group in saved:
+    for group in groups:
         options = {key: value for key, value in _rename(mapping, group).items() if key in settings}
         packed["param_groups"].append({**options, "params": [names[key] for key in group["params"]]})
     return {**packed, "num_evaluations": packed["current_step"]}
@@ -173,7 +173,16 @@ def _recognise(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> str
 
 
 def _add_entry(packed: dict[str, Any], name: str, field: str, value: Any, path: str, key: str) -> None:
-    """Add torch's entry `field` of one parameter to the state of the link at `path`."""
+    """Add an entry of torch's state to a saved state.
+
+    Args:
+        packed: The saved state.
+        name: The name of the parameter.
+        field: The name of torch's entry.
+        value: Its value.
+        path: The path of the link that stores it.
+        key: The name of the entry in the link.
+    """
     row = packed["state"].setdefault(name, {})
     if field == "step":
         value = int(value)
@@ -242,6 +251,7 @@ def write_torch(optimizer: Optimizer, strict: bool) -> dict[str, Any]:
 
 
 def _write_row(algorithm: _Algorithm, keepers: Sequence[Module], param: Tensor) -> dict[str, Any]:
+    """Return torch's state for a parameter, from the links that store it."""
     row: dict[str, Any] = {}
     for link in keepers:
         stored = link.state.get(param, {})

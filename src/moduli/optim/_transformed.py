@@ -23,9 +23,9 @@ def has_tangent(value: Any) -> bool:
 class TransformedTensors:
     """The conversion of one step's tensors for links, and back; outside of transforms it changes nothing.
 
-    Links write in place, and torch refuses to write values of a batch into a tensor that is in none: where one tensor is
-    batched, all become so. Tangents of 0-d tensors in single precision become double when they meet a Python number, which
-    in-place operations refuse: in forward mode parameters without axes, and their state, have one.
+    Links write in place. Torch raises if batched values are written into a tensor that is not batched, so if one tensor is
+    batched, all become batched. The tangent of a 0-d tensor in single precision becomes double in an operation with a Python
+    number, which in-place operations do not allow, so in forward mode 0-d parameters and their state get an axis.
 
     Args:
         values: All tensors of the step, nested: parameters, gradients, settings and state.
@@ -33,7 +33,7 @@ class TransformedTensors:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.forward = in_forward_ad()
-        #: A zero that is batched in every level in which one of the tensors is; adding it batches a tensor.
+        #: A zero that is batched at every level at which one of the tensors is; adding it batches a tensor.
         self.zero: Tensor | None = None
         if in_transform():
             map_tensors(values, self._join_batch)
@@ -48,7 +48,12 @@ class TransformedTensors:
         return [self.enter(value, scalar=param.dim() == 0) for value, param in zip(values, params, strict=True)]
 
     def enter(self, value: Any, scalar: bool = False) -> Any:
-        """Return a nested value with its tensors converted for links; `scalar`: it belongs to a parameter without axes."""
+        """Return a nested value with its tensors converted for links.
+
+        Args:
+            value: The value.
+            scalar: Whether it belongs to a 0-d parameter.
+        """
         if self.zero is None and not self.forward:
             return value
         return map_tensors(value, partial(self._enter_tensor, scalar=scalar))

@@ -1,4 +1,4 @@
-"""State of links that work on all parameters concatenated: the parameters of the vector, and their new positions after loading."""
+"""The state of links that work on all parameters concatenated, reordered to the order that the parameters have here."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class Vector:
         reorders: The reordering of each parameter whose labels have another order here, by saved name.
 
     Attributes:
-        order: The parameters of the vector, as they are ordered here.
-        fresh: Whether the vector can't be followed: a parameter is gone, or one was added to all of them.
+        order: The parameters of the vector, in their order here.
+        fresh: Whether the state restarts, since the vector has other parameters here.
+        inside: For parameters whose labels have another order, by saved name, the new order of their elements.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Vector:
         self.params = [by_name.get(name) for name in names]
         self.order = [param for param in active if any(param is own for own in self.params)]
         numels = [-1 if param is None else param.shape[self.stacked :].numel() for param in self.params]
-        # The vector of a link in one branch of a chain has some of the parameters; changes of others do not matter.
+        # A link of `m.Split` has a vector of some of the parameters; only one of all parameters restarts if there are new ones.
         grown = sorted(names) == sorted(saved["order"]) and len(active) != len(names)
         self.fresh = numels != self.sizes or len(self.order) != len(names) or (grown and parts is not None)
         shapes = {name: saved["shapes"][name][self.stacked :] for name in names if name in reorders}
@@ -57,7 +58,7 @@ class Vector:
         self.names = names
 
     def keep_shared(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
-        """Return the link's global state in the new order; if the vector can't be followed, only the random generators."""
+        """Return the link's global state in the new order; only the random generators if the state restarts."""
         if self.fresh:
             return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
         order = [f"{slots.find_name(p) or '?'}:{p.shape[self.stacked :].numel()}" for p in self.order]
@@ -67,11 +68,11 @@ class Vector:
         """Return a value with every axis as long as the vector reordered."""
         if not self.inside and all(a is b for a, b in zip(self.order, self.params, strict=True)):
             return value
-        pieces = dict(zip(self.params, torch.split(torch.arange(sum(self.sizes)), self.sizes), strict=True))
+        positions = dict(zip(self.params, torch.split(torch.arange(sum(self.sizes)), self.sizes), strict=True))
         for name, param in zip(self.names, self.params, strict=True):
             if name in self.inside:
-                pieces[param] = pieces[param][self.inside[name]]
-        index = torch.cat([pieces[param] for param in self.order])
+                positions[param] = positions[param][self.inside[name]]
+        index = torch.cat([positions[param] for param in self.order])
 
         def permute_axes(tensor: Tensor, stacked: int) -> Tensor:
             for dim, size in enumerate(tensor.shape):

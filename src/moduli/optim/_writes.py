@@ -117,7 +117,7 @@ class CountedSettings(CountedDict):
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a setting is a number or a tuple of numbers (`betas`)."""
+    """Return whether a setting is a number or a tuple of numbers (`betas`)."""
     if isinstance(value, tuple):
         return all(map(_is_number, value))
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -21,13 +21,13 @@ __all__ = ["map_alike"]
 Item = Sequence[Any]
 """The tensors of one call; None where there is none."""
 
-# The limit of elements in a stack on an accelerator: copies of all matrices of a large model would not fit beside it, and a
-# matrix of this size keeps the device busy.
+# The largest number of elements in a stack on an accelerator. Copies of all matrices of a large model would not fit into memory
+# beside it, and one matrix of this size uses the whole device.
 STACK_LIMIT = 2**24
-# On the CPU: about the size of a core's cache, because each operation passes over the whole stack.
+# The same on the CPU: about the size of a core's cache, because each operation passes over the whole stack.
 HOST_STACK_LIMIT = 2**18
-# Fewer or larger tensors are not stacked on the CPU: a stacked call costs the dispatch of some hundred operations, and to dispatch
-# one takes a small part of a product of large matrices.
+# On the CPU fewer or larger tensors are not stacked: a stacked call dispatches some hundred further operations, which takes longer
+# than it saves for few tensors, and for large ones there is little to save.
 HOST_LEAST = 16
 HOST_LARGEST = 2**14
 
@@ -73,16 +73,16 @@ def map_alike(
     if len(items) == 1:
         return [function(0, items[0], states[0])]
     results: list[Any] = [None] * len(items)
-    rows = list(map(_take_apart, states))
+    rows = list(map(_flatten, states))
     for places in _group(items, rows, settings, kinds or [None] * len(items)):
         if len(places) == 1:
             i = places[0]
             results[i] = function(i, items[i], states[i])
         else:
-            chosen = _call_stacked(
+            stacked = _call_stacked(
                 function, places, [items[i] for i in places], [states[i] for i in places], [rows[i] for i in places]
             )
-            for i, result in zip(places, chosen, strict=True):
+            for i, result in zip(places, stacked, strict=True):
                 results[i] = result
     return results
 
@@ -91,13 +91,13 @@ class _Items(tuple[Any, ...]):
     """The structure of a dictionary: its keys and the structures of its values, in order."""
 
 
-class _StateParts(NamedTuple):
-    """Nested data split into its tensors and its structure, which is equal for data that differs only in its tensors."""
+class _Flattened(NamedTuple):
+    """Nested data as its tensors and its structure, which is equal for data that differs only in its tensors."""
 
     tensors: list[Tensor]
     structure: Any
 
-    def matches(self, other: _StateParts) -> bool:
+    def matches(self, other: _Flattened) -> bool:
         """Return whether the data differs only in the values of its tensors."""
         return self.structure == other.structure and all(
             one.shape == two.shape and one.dtype == two.dtype
@@ -105,7 +105,8 @@ class _StateParts(NamedTuple):
         )
 
 
-def _take_apart(value: Any) -> _StateParts:
+def _flatten(value: Any) -> _Flattened:
+    """Return nested dictionaries and lists as tensors and structure."""
     tensors: list[Tensor] = []
 
     def visit(value: Any) -> Any:
@@ -116,16 +117,16 @@ def _take_apart(value: Any) -> _StateParts:
             return _Items([(key, visit(each)) for key, each in value.items()])
         return [visit(each) for each in value] if isinstance(value, list) else value
 
-    return _StateParts(tensors, visit(value))
+    return _Flattened(tensors, visit(value))
 
 
-def _put_together(tensors: Iterable[Tensor], structure: Any) -> Any:
+def _unflatten(tensors: Iterable[Tensor], structure: Any) -> Any:
     """Return the nested data with this structure and these tensors."""
-    items = iter(tensors)
+    remaining = iter(tensors)
 
     def visit(structure: Any) -> Any:
         if structure is Tensor:
-            return next(items)
+            return next(remaining)
         if isinstance(structure, _Items):
             return {key: visit(each) for key, each in structure}
         return [visit(each) for each in structure] if isinstance(structure, list) else structure
@@ -134,13 +135,13 @@ def _put_together(tensors: Iterable[Tensor], structure: Any) -> Any:
 
 
 def _group(
-    items: Sequence[Item], rows: Sequence[_StateParts], settings: Sequence[Mapping[str, Any]], kinds: Sequence[Any]
+    items: Sequence[Item], rows: Sequence[_Flattened], settings: Sequence[Mapping[str, Any]], kinds: Sequence[Any]
 ) -> list[list[int]]:
     """Return the positions of items, grouped by shared calls."""
-    shapes: dict[Any, list[list[int]]] = {}
+    groups_by_shape: dict[Any, list[list[int]]] = {}
     for i, item in enumerate(items):
         key = tuple(None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in item)
-        groups = shapes.setdefault(key, [])
+        groups = groups_by_shape.setdefault(key, [])
         for places in groups:
             first = places[0]
             if same(settings[i], settings[first]) and kinds[i] == kinds[first] and rows[i].matches(rows[first]):
@@ -148,12 +149,12 @@ def _group(
                 break
         else:
             groups.append([i])
-    out = []
-    for groups in shapes.values():
+    stacks = []
+    for groups in groups_by_shape.values():
         for places in groups:
             length = _limit_stack(items[places[0]], len(places))
-            out += [places[start : start + length] for start in range(0, len(places), length)]
-    return out
+            stacks += [places[start : start + length] for start in range(0, len(places), length)]
+    return stacks
 
 
 def _limit_stack(item: Item, count: int) -> int:
@@ -172,46 +173,57 @@ def _call_stacked(
     places: Sequence[int],
     items: Sequence[Item],
     states: Sequence[dict[str, Any]],
-    rows: Sequence[_StateParts],
+    rows: Sequence[_Flattened],
 ) -> list[Any]:
-    """Call a function once for several items; return its results and write the new states, each as rows of a stack."""
+    """Call a function once for several items, write the new states, and return the results, each as rows of a stack.
+
+    Args:
+        function: The function.
+        places: The positions of the items.
+        items: Their tensors.
+        states: Their states.
+        rows: These states, flattened.
+    """
     # Copies, which the function may write into: the tensors may be gradients.
     stacks = [None if column[0] is None else torch.stack(column) for column in zip(*items, strict=True)]
     columns = [join_rows(column) for column in zip(*(row.tensors for row in rows), strict=True)]
     before = rows[0].structure
-    structures: list[Any] = [None, None]
+    # These are set by the call: the number of tensors in its result, the structures of result and state, and for each tensor
+    # of the new state the position of the input tensor that it is, or None for a new tensor.
+    result_count = 0
+    result_structure: Any = None
+    state_structure: Any = None
     origins: list[int | None] = []
-    returned: list[None] = []
-
     inputs = [stack for stack in stacks if stack is not None]
 
     def call(tensors: list[Tensor]) -> list[Tensor]:
+        nonlocal result_count, result_structure, state_structure
         remaining, leaves = iter(tensors), tensors[len(inputs) :]
         item = [None if stack is None else next(remaining) for stack in stacks]
-        state = _put_together(leaves, before)
+        state = _unflatten(leaves, before)
         with OutOfPlace():
             result = function(places[0], item, state)
-        results, structures[0] = _take_apart(result)
-        after, structures[1] = _take_apart(state)
+        results, result_structure = _flatten(result)
+        after, state_structure = _flatten(state)
         positions = {id(leaf): k for k, leaf in enumerate(leaves)}
-        # A leaf that was written in place is the input stack.
+        # A tensor that was written in place is the input, whose stack has the new values.
         origins[:] = [positions.get(id(leaf)) for leaf in after]
-        returned[:] = [None] * len(results)
+        result_count = len(results)
         return [*results, *(leaf for leaf, origin in zip(after, origins, strict=True) if origin is None)]
 
     out = map_batched(call, [*inputs, *(stack for stack, _ in columns)])
-    results, changed = out[: len(returned)], out[len(returned) :]
-    if changed or any(copied for _, copied in columns) or structures[1] != before:
-        fresh = iter(changed)
+    results, new_stacks = out[:result_count], out[result_count:]
+    if new_stacks or any(copied for _, copied in columns) or state_structure != before:
+        fresh = iter(new_stacks)
         parts = [(next(fresh).contiguous() if origin is None else columns[origin][0]).unbind() for origin in origins]
         for k, state in enumerate(states):
-            row = _put_together([part[k] for part in parts], structures[1])
+            row = _unflatten([part[k] for part in parts], state_structure)
             for key in state.keys() - row.keys():
                 del state[key]
             state.update(row)
     # Results that do not depend on the batch are expanded views, but links write into updates.
-    outs = [result.contiguous().unbind() for result in results]
-    return [_put_together([out[k] for out in outs], structures[0]) for k in range(len(places))]
+    unbound = [result.contiguous().unbind() for result in results]
+    return [_unflatten([rows_of[k] for rows_of in unbound], result_structure) for k in range(len(places))]
 
 
 def join_rows(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:

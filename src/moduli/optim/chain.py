@@ -67,7 +67,8 @@ class Chain(Module):
                         probe = link.apply(probe)
                         if probe.stop:
                             break
-            probe.skip_update, probe.accepted = False, None  # only evaluations are taken over, no moves
+            # The objective gets the evaluations of the probe, but not its moves.
+            probe.skip_update, probe.accepted = False, None
             objective.update_attrs_from_clone_(probe)
 
     def apply(self, objective: Objective) -> Objective:

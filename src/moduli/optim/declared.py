@@ -27,7 +27,7 @@ from dataclasses import MISSING, Field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
 from . import ranges as check
-from ._checks import MADE
+from ._checks import BASE_ATTRIBUTES
 from ._link_type import check_defaults
 
 Ranges = Mapping[check.Check, tuple[str, ...]]
@@ -44,10 +44,12 @@ _Kind = inspect.Parameter
 class DeclaredArguments:
     """The part of a link that generates its constructor from the annotated attributes of its class."""
 
-    #: The names of the declared arguments, and the values of those that are fixed and not in the constructor.
+    #: The names of the declared arguments.
     _declared: ClassVar[frozenset[str]] = frozenset()
+    #: The values of arguments that are fixed, and not in the constructor.
     _fixed: ClassVar[Mapping[str, Any]] = {}
-    _places: ClassVar[Any] = None
+    #: The uses of the arguments, computed when they are first needed.
+    _uses: ClassVar[Any] = None
 
     if TYPE_CHECKING:
         defaults: dict[str, Any]
@@ -69,40 +71,41 @@ class DeclaredArguments:
         Args:
             given: The arguments by name.
         """
-        arguments, links = self._sort(given)
-        places = _find_places(type(self))
-        options = {key: arguments.pop(key) for key in places.options if key in arguments}
-        places.template(self, defaults=arguments, **options)
+        settings, links = self._take_attributes(given)
+        uses = _find_uses(type(self))
+        options = {key: settings.pop(key) for key in uses.options if key in settings}
+        uses.template(self, defaults=settings, **options)
         for key, link in links.items():
             self.set_child(key, link)
 
     def _add(self, given: Mapping[str, Any]) -> None:
         """Add declared arguments to a link after its handwritten constructor has run."""
-        arguments, links = self._sort(given)
-        check_defaults(type(self).__name__, arguments)
-        self.defaults.update(arguments)
+        settings, links = self._take_attributes(given)
+        check_defaults(type(self).__name__, settings)
+        self.defaults.update(settings)
         for key, link in links.items():
             self.set_child(key, link)
 
-    def _sort(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _take_attributes(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check the arguments, set those that become attributes, and return the others: settings, and links."""
-        name, places = type(self).__name__, _find_places(type(self))
-        arguments = {key: value for key, value in given.items() if key not in ("self", "__class__")}  # of `locals()`
-        for key, check_value in places.checks:
-            if key in arguments:
-                check_value(name, key, arguments[key])
-        for key in places.attributes:
-            if key in arguments:
-                setattr(self, key, arguments.pop(key))
-        return arguments, {key: arguments.pop(key) for key in places.links if key in arguments}
+        name, uses = type(self).__name__, _find_uses(type(self))
+        # A handwritten constructor passes `locals()`, which has these two besides its arguments.
+        settings = {key: value for key, value in given.items() if key not in ("self", "__class__")}
+        for key, check_value in uses.checks:
+            if key in settings:
+                check_value(name, key, settings[key])
+        for key in uses.attributes:
+            if key in settings:
+                setattr(self, key, settings.pop(key))
+        return settings, {key: settings.pop(key) for key in uses.links if key in settings}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             kind = self.__class__  # not type(self), which is a recorder while hooks are traced
-            failed = getattr(kind, name, None)
-            if isinstance(failed, property):
-                return failed.fget(self)  # raises the error again that made Python call __getattr__
+            attribute = getattr(kind, name, None)
+            if isinstance(attribute, property):
+                return attribute.fget(self)  # raises the error again that made Python call __getattr__
             what = f"{kind.__name__!r} object has no attribute {name!r}"
             if name in kind._declared:
                 how = f"setting[{name!r}] in hooks, self.settings[param][{name!r}] elsewhere"
@@ -113,7 +116,7 @@ class DeclaredArguments:
     def check_setting(self, key: str, value: Any) -> None:
         """Check a value that a group sets like one that is passed to the constructor."""
         super().check_setting(key, value)  # type: ignore[misc]
-        for name, check_value in _find_places(type(self)).checks:
+        for name, check_value in _find_uses(type(self)).checks:
             if name == key:
                 check_value(type(self).__name__, key, value)
 
@@ -141,7 +144,7 @@ def _declare(cls: type[DeclaredArguments]) -> None:
             delattr(cls, key)  # otherwise the class attribute would hide the setting
         before = parameters.get(key)
         if before is not None and before.default is _Kind.empty:
-            del parameters[key]  # a base that gives no default says the type only, not the place
+            del parameters[key]  # the order of arguments is that of the class with the default
         parameters[key] = own[key] = _read_parameter(cls, key, hint, value, before)
         if isinstance(value, Field) and value.default_factory is not MISSING:
             factories[key] = value.default_factory
@@ -168,7 +171,7 @@ def _declare(cls: type[DeclaredArguments]) -> None:
 
 def _is_free(cls: type, key: str) -> bool:
     """Return whether no base class has a name; raise TypeError for the name of a method or of an attribute of every link."""
-    if key in MADE or key == "state":
+    if key in BASE_ATTRIBUTES or key == "state":
         raise TypeError(f"{cls.__name__}.{key}: every link has {key!r} already; give the argument another name")
     for kind in cls.__mro__[1:]:
         value = vars(kind).get(key)
@@ -180,18 +183,27 @@ def _is_free(cls: type, key: str) -> bool:
     return True
 
 
-def _read_parameter(cls: type, key: str, hint: Any, given: Any, before: inspect.Parameter | None) -> inspect.Parameter:
-    default, keyword = given, True
-    if isinstance(given, Field):
-        default, keyword = given.default, bool(given.kw_only)
-        if given.default_factory is not MISSING:
+def _read_parameter(cls: type, key: str, hint: Any, value: Any, before: inspect.Parameter | None) -> inspect.Parameter:
+    """Return the parameter of the constructor for an annotated attribute.
+
+    Args:
+        cls: The class.
+        key: The name of the attribute.
+        hint: Its annotation.
+        value: Its value: a default, a `field`, or `MISSING`.
+        before: The parameter of the base class with this name; None if there is none.
+    """
+    default, keyword = value, True
+    if isinstance(value, Field):
+        default, keyword = value.default, bool(value.kw_only)
+        if value.default_factory is not MISSING:
             default = None  # replaced by the factory's value
     if isinstance(default, list | dict | set):
         what = f"the default is a {type(default).__name__}, which all links would share"
         raise TypeError(f"{cls.__name__}.{key}: {what}; write field(default_factory={type(default).__name__})")
     if default is MISSING:
         default = _Kind.empty if before is None else before.default
-        keyword = keyword if before is None or isinstance(given, Field) else before.kind is _Kind.KEYWORD_ONLY
+        keyword = keyword if before is None or isinstance(value, Field) else before.kind is _Kind.KEYWORD_ONLY
     kind = _Kind.KEYWORD_ONLY if keyword else _Kind.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(key, kind, default=default, annotation=hint)
 
@@ -203,25 +215,32 @@ def make_constructor(signature: inspect.Signature, factories: Mapping[str, Calla
         signature: Its signature, with `self`.
         factories: Functions that compute the defaults of some arguments.
     """
-    making = dict(factories or {})
+    makers = dict(factories or {})
 
     def __init__(self: DeclaredArguments, *args: Any, **given: Any) -> None:
         bound = signature.bind(self, *args, **given)
-        for key, make in making.items():
+        for key, make in makers.items():
             if key not in bound.arguments:
                 bound.arguments[key] = make()
         bound.apply_defaults()
         self.collect({**bound.arguments, **self._fixed})
 
     __init__.__signature__ = signature.replace(return_annotation="None")  # type: ignore[attr-defined]
-    __init__.factories = making  # type: ignore[attr-defined]
+    __init__.factories = makers  # type: ignore[attr-defined]
     return __init__
 
 
 def _extend_constructor(
     base: Any, signature: inspect.Signature, own: Mapping[str, inspect.Parameter], factories: Mapping[str, Any]
 ) -> Any:
-    """Return a constructor with the arguments of a handwritten one, and more."""
+    """Return a constructor that takes the arguments of a handwritten one, and further ones.
+
+    Args:
+        base: The handwritten constructor.
+        signature: The signature of the new one.
+        own: The parameters that the class declares.
+        factories: Functions that compute the defaults of some of these.
+    """
     accepted = inspect.signature(base).parameters
 
     def __init__(self: DeclaredArguments, *args: Any, **given: Any) -> None:
@@ -239,8 +258,16 @@ def _extend_constructor(
 # ---------------------------------------------------------------------- the use of each argument
 
 
-class _Places(NamedTuple):
-    """The use of each argument of a class, by name, and the constructor that takes the settings as `defaults`."""
+class _Uses(NamedTuple):
+    """The uses of the arguments of a class; an argument that is in none of these lists is a setting.
+
+    Attributes:
+        checks: The check of an argument, with its name.
+        attributes: The arguments that become attributes of the link.
+        options: The arguments that are passed to `template` by name.
+        links: The arguments that become children.
+        template: The constructor of a base class that takes the settings as `defaults`.
+    """
 
     checks: list[tuple[str, check.Check]]
     attributes: list[str]
@@ -249,29 +276,30 @@ class _Places(NamedTuple):
     template: Any
 
 
-def _find_places(cls: type[DeclaredArguments]) -> _Places:
-    if "_places" not in vars(cls):
+def _find_uses(cls: type[DeclaredArguments]) -> _Uses:
+    """Return the uses of the arguments of a class."""
+    if "_uses" not in vars(cls):
         kinds = [kind for kind in cls.__mro__ if issubclass(kind, DeclaredArguments)]
-        hints = {k: _read_hint(kind, hint) for kind in reversed(kinds) for k, hint in _get_hints(kind).items()}
-        checks = [(k, check.one_of(*choices)) for k, hint in hints.items() if (choices := _list_choices(hint))]
+        hints = {key: _read_hint(kind, hint) for kind in reversed(kinds) for key, hint in _get_hints(kind).items()}
+        checks = [(key, check.one_of(*choices)) for key, hint in hints.items() if (choices := _list_choices(hint))]
         ranges = [vars(kind).get("ranges", {}) for kind in kinds]
-        checks += [(k, rule) for each in ranges for rule, keys in each.items() if callable(rule) for k in keys]
-        checks += [(k, rule) for k, rule in _USUAL.items() if k in hints and k not in dict(checks)]
+        checks += [(key, rule) for each in ranges for rule, keys in each.items() if callable(rule) for key in keys]
+        checks += [(key, rule) for key, rule in _USUAL.items() if key in hints and key not in dict(checks)]
         template = _find_template(cls)
-        cls._places = _Places(
+        cls._uses = _Uses(
             checks,
-            [k for kind in kinds for k in vars(kind).get("attributes", ())],
+            [key for kind in kinds for key in vars(kind).get("attributes", ())],
             _list_options(template),
-            [k for k, hint in hints.items() if _is_link(hint)],
+            [key for key, hint in hints.items() if _is_link(hint)],
             template,
         )
-    return cls._places  # type: ignore[no-any-return]
+    return cls._uses  # type: ignore[no-any-return]
 
 
 def _find_template(cls: type) -> Any:
     """Return the first constructor among the bases that takes the settings as `defaults`."""
-    written = (vars(kind).get("__init__") for kind in cls.__mro__)
-    return next(each for each in written if each is not None and "defaults" in inspect.signature(each).parameters)
+    constructors = (vars(kind)["__init__"] for kind in cls.__mro__ if "__init__" in vars(kind))
+    return next(each for each in constructors if "defaults" in inspect.signature(each).parameters)
 
 
 def _list_options(template: Any) -> list[str]:
@@ -284,7 +312,7 @@ def _get_hints(kind: type) -> Mapping[str, Any]:
 
 
 class _Names(dict[str, Any]):
-    """The namespace of hints. Names that only type checkers import are `Any`, except those that decide about arguments."""
+    """The namespace of annotations. A name that only type checkers import is `Any`, unless it decides what an argument becomes."""
 
     def __missing__(self, name: str) -> Any:
         from .module import Chainable, Module

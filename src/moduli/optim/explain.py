@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def _needs(link: Module) -> str:
+    """Return the needs of a link as text."""
     wanted = sorted(need.value for need in link.all_needs())
     return f"needs {', '.join(wanted)}" if wanted else "needs nothing"
 

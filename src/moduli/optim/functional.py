@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 
 def init(modules: Chainable, params: Sequence[Tensor] | Mapping[str, Tensor]) -> State:
-    """Return the initial state of links for `step`: plain data, stored by the caller.
+    """Return the initial state of links for `step`: plain data, which the caller stores.
 
     Example:
         >>> import torch
@@ -92,6 +92,7 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
 def _pure_step(
     modules: Chainable, params: Params, grads: Grads, state: State, loss: Tensor | None
 ) -> tuple[Params, State]:
+    """Return new parameters and a new state; see `step`."""
     from .chain import maybe_chain
 
     chain = maybe_chain(modules)
@@ -142,12 +143,13 @@ def _pure_step(
     finally:
         for (_, link), own in zip(links, bindings, strict=True):
             link.settings.binding = own
-    every = zip(values, gradients, map(form.leave, updates, values), strict=True)
+    triples = zip(values, gradients, map(form.leave, updates, values), strict=True)
     moved = [
-        param if grad is None else (param - fit_update(update, param)).to(param.dtype) for param, grad, update in every
+        param if grad is None else (param - fit_update(update, param)).to(param.dtype)
+        for param, grad, update in triples
     ]
-    new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
-    return new, {"step": state["step"] + 1, "links": rows_after}
+    new_params: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
+    return new_params, {"step": state["step"] + 1, "links": rows_after}
 
 
 def update(
@@ -217,13 +219,13 @@ def step_tensors(
 
     Args:
         modules: The links.
-        tensors: What to transform.
+        tensors: The tensors to transform.
         params: The parameters that they belong to; without them every call starts with fresh state.
         grads: The gradient for the links.
         loss: The loss for the links.
         closure: A closure for the links.
         objective: An objective, instead of the three above.
-        clone: False where the tensors may be written to.
+        clone: False if the tensors may be written to.
 
     Example:
         >>> import torch
@@ -249,7 +251,7 @@ def step_tensors(
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
-        # Links transform the update in place; a link that reads the gradient must not see that.
+        # Links may write into the update, so a link that reads the gradient needs a copy of it.
         reads_gradient = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
         inner.grads = [tensor.clone() for tensor in tensors] if reads_gradient else list(tensors)
     inner.updates = tensors

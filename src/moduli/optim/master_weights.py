@@ -35,7 +35,15 @@ class RoundingTransform(UpdateTransform):
     is_last = True
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        """Return `round_update` for parameters of half precision, the update itself for others."""
+        """Return `round_update` for parameters of half precision, the update itself for others.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings; `setting["dtype"]` is the parameter's dtype.
+        """
         return self.round_update(tensor, param, state, setting) if setting["dtype"] in HALVES else tensor
 
     @abstractmethod
@@ -74,12 +82,28 @@ class MasterWeights(RoundingTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Store a copy of the parameter in single precision."""
+        """Store a copy of the parameter in single precision, if it is of half precision.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings.
+        """
         if setting["dtype"] in HALVES:
             state["master"] = param.detach().to(torch.float32, copy=True)
 
     def round_update(self, tensor: Tensor, param: Tensor, state: Any, setting: Any) -> Tensor:
-        """Update the copy, and return the update that leads to its rounded value."""
+        """Update the copy, and return the update that leads to its rounded value.
+
+        Args:
+            tensor: The update, in single precision.
+            param: The parameter, in single precision.
+            state: Its state, with the copy.
+            setting: Its settings.
+        """
         master, dtype = state["master"], setting["dtype"]
         # A parameter that differs from its rounded copy was written by the program.
         master = torch.where(master.to(dtype).float() == param, master, param) - tensor

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..axes import Factors, ParameterAxes, Segments, list_names, measure, parse
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["MatrixView", "matrix_view"]
 
@@ -27,13 +24,13 @@ def matrix_view(axes: ParameterAxes, batch: Words = None, matrix: str | None = N
     """Return a view of a parameter as batches of matrices.
 
     By default axes that its layer sums over (inputs, and positions of kernels) are columns, output axes are rows, and axes
-    that only select a matrix (experts) are a batch. An axis is given by its name, the last part of it ("head" for
-    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is split where a batch axis is inside of it;
+    that only select a matrix (experts) are a batch. An axis is named by its name, the last part of it ("head" for
+    "0.attn.qkv.head"), or a use ("out", "in", "kernel", "batch"). A concatenation is split if a batch axis is inside of it;
     "segment" splits all.
 
     Args:
         axes: The axes of the parameter, `ax.of(name)`.
-        batch: Axes that become a batch, each of whose entries is a matrix by itself.
+        batch: Axes that become a batch: each of their entries is a separate matrix.
         matrix: Rows and columns, in the notation of einops: "out in", "out (in kernel)"; axes in neither are a batch.
 
     Returns:
@@ -49,25 +46,27 @@ def matrix_view(axes: ParameterAxes, batch: Words = None, matrix: str | None = N
     if sum(size != 1 for size in axes.shape) < 2:
         return None
     words = list_words(batch)
-    pieces = [_cut_dim(factors, use, words, axes.sizes) for factors, use in zip(axes.dims, axes.uses, strict=True)]
+    segments = [_cut_dim(factors, use, words, axes.sizes) for factors, use in zip(axes.dims, axes.uses, strict=True)]
     roles = None if matrix is None else parse_matrix(matrix)
-    grid = {}
-    for place in itertools.product(*(range(len(segments)) for segments in pieces)):
-        chosen = [pieces[axis][position] for axis, position in enumerate(place)]
-        grid[place] = _lay_out(chosen, words, roles)
-    if any(piece is None for piece in grid.values()):
-        return None
-    return MatrixView(axes.shape, {place: piece for place, piece in grid.items() if piece is not None})
+    grid: dict[tuple[int, ...], _Block] = {}
+    for place in itertools.product(*(range(len(of_axis)) for of_axis in segments)):
+        block = _lay_out([segments[axis][position] for axis, position in enumerate(place)], words, roles)
+        if block is None:
+            return None
+        grid[place] = block
+    return MatrixView(axes.shape, grid)
 
 
 class _Factor(NamedTuple):
+    """A factor of an axis that may become batch, rows or columns: its names, its use and its size."""
+
     names: tuple[str, ...]
     use: str
     size: int
 
 
 class _Segment(NamedTuple):
-    """A part of one axis of a parameter: where it starts, and its factors."""
+    """A part of one axis of a parameter: its start, its size and its factors."""
 
     start: int
     size: int
@@ -75,7 +74,15 @@ class _Segment(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A part of a parameter that is a batch of matrices."""
+    """A part of a parameter that is a batch of matrices.
+
+    Attributes:
+        starts: Its start on each axis of the parameter.
+        sizes: Its size on each axis.
+        factors: The sizes of all factors of its axes.
+        order: The positions of the factors: batch, then rows, then columns.
+        shape: The size of the batch, the number of rows and of columns.
+    """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -149,11 +156,13 @@ class MatrixView:
 
 
 def list_words(words: Words) -> tuple[str, ...]:
+    """Return names of axes as a tuple; a string is split at spaces."""
     return () if words is None else tuple(words.split()) if isinstance(words, str) else tuple(words)
 
 
 def _match(factor: _Factor, word: str) -> bool:
-    if word in USES:  # not as the last part of a name, where it is the use of the axis in another layer
+    """Return whether a word is the use of a factor, or names it."""
+    if word in USES:  # not compared with the last part of a name, which is the use of the axis in another layer
         return word == factor.use
     return any(is_named(name, word) for name in factor.names)
 
@@ -190,6 +199,7 @@ def _list_factors(factors: Factors, use: str, sizes: Mapping[str, int]) -> tuple
 
 
 def parse_matrix(matrix: str) -> tuple[list[str], list[str]]:
+    """Return the words for the rows and for the columns."""
     groups = parse(matrix)
     if len(groups) != 2:
         raise ValueError(

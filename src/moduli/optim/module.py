@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
-# Attributes that decide how a link is run. They may be set on an object, at any time, which makes the plan again.
+# Attributes that decide how a link is run. Setting one on a link, at any time, invalidates the plan.
 _DECLARED = frozenset(
     {
         *("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static"),
@@ -52,25 +52,25 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     Attributes:
         needs: The requirements on the objective (see `Need`); a chain that can't meet them raises ChainError.
         members: Whether the link works on all members of a population at once: True on parameters stacked over members,
-            (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" for each member by itself, in one call
-            vectorised by `torch.vmap`; False for each member by itself, one after the other. Pointwise hooks always work
+            (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" on each member separately, in one call
+            vectorised by `torch.vmap`; False on each member separately, one after the other. Pointwise hooks always work
             on the matrix.
         member_settings: For "batched" links, the settings that may differ between members: they are 0-d tensors in the call.
-            With others that differ, members are run one after the other.
-        over_processes: Whether a link that compares members can, where they are spread over processes.
-        replicated: Whether every process stores the link's state of all members, where they are spread over processes.
+            If others differ, members are run one after the other.
+        over_processes: Whether a link that compares members can compare members that are spread over processes.
+        replicated: Whether every process stores the link's state of all members, if these are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
         across: The requirement on sharded parameters (see `Across`): nothing for pointwise links,
-            sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor by itself.
+            sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor separately.
             By default all parameters are gathered, which is correct for every link.
-        decides_on_host: Whether it reads values back from the parameters' device, because Python decides what
+        decides_on_host: Whether it copies values from the parameters' device to the host, because Python decides what
             comes next (a line search compares losses, a termination stops). Other links never do.
         follows: How states with other shapes than their parameter are reordered with its labels (see `Follows`); states
             with its shape are reordered like it.
         points: States that are points of parameter space, such as slow weights: if a model gets more units they get the values
             of the parameter. Other states get the link's initial state there, or zeros.
         reads_axes: Whether it derives settings of parameters from the axes of the model in `attached`, which is then called
-            again for new ones.
+            again when the model has new axes.
         keeps_outside: Whether it stores state that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         clips: Whether it reduces updates that are too large; watches count how many.
@@ -134,7 +134,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
             self._note_change()
 
     def _note_change(self) -> None:
-        """Have the next step of the optimizer make a new plan."""
+        """Invalidate the plan of the optimizer."""
         settings = self.__dict__.get("settings")
         if settings is not None:
             settings.binding.writes.add()
@@ -242,8 +242,8 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         Args:
             key: The name of the child.
             tensors: The tensors to transform.
-            clone: False where `tensors` may be written to.
-            params: The parameters that the tensors belong to; None if they have other shapes: the child's state then
+            clone: False if `tensors` may be written to.
+            params: The parameters that the tensors belong to. If the tensors have other shapes, None: the child's state then
                 belongs to placeholders, which inherit the settings of `objective.params`.
             grads: The gradient for the child.
             loss: The loss for the child.
@@ -299,7 +299,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
         return out
 
     def on_get_projected_buffers(self) -> None:
-        """Update buffers before they are read by a link that changes their basis."""
+        """Prepare buffers to be read by a link that changes their basis."""
 
     # ------------------------------------------------------------------ the step
 

@@ -33,7 +33,7 @@ _STRIDED = {torch.strided}
 
 
 class Objective(Curvature):
-    """The record of one step: the parameters, their loss and gradient (evaluated once, when first needed), the update.
+    """The record of one step: the parameters, their loss and gradient (evaluated once, when first needed), and the update.
 
     Links read what they need and replace the update, which in the end is subtracted from the parameters.
 
@@ -60,13 +60,13 @@ class Objective(Curvature):
         post_step_hooks: Functions `(objective, links)` called after the parameters moved.
         stop: Whether to skip the rest of this chain.
         skip_update: Whether a link has moved the parameters itself.
-        should_terminate: Whether a termination link asked to stop training.
+        should_terminate: Whether a termination link requested to stop training.
         differentiable: Whether autograd differentiates through the step.
         present: For each parameter whether it has a gradient; None where all have.
         tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
-        checking: Whether to check the results of hooks: at the first step with these parameters.
-        wide: Whether pointwise links leave the update of half-precision parameters in single precision: if another one
-            follows, or if it is subtracted at once. A fused pass rounds it at its end only.
+        checking: Whether to check the results of hooks: in the first step of a plan.
+        wide: Whether pointwise links leave the update of half-precision parameters in single precision, because another such
+            link follows or the update is subtracted next. It is rounded once, as in a fused pass.
 
     Example:
         >>> import torch, moduli as mo
@@ -76,7 +76,7 @@ class Objective(Curvature):
         (tensor(9.), [tensor([6.])])
     """
 
-    # The values of a new objective; as class attributes, since one is created at every step.
+    # The values of a new objective are class attributes, since an objective is created at every step.
     updates: list[Tensor] | None = None
     grads: list[Tensor] | None = None
     stop: bool = False
@@ -155,6 +155,7 @@ class Objective(Curvature):
     # ------------------------------------------------------------------ evaluation
 
     def _closure(self, what: str) -> Evaluator:
+        """Return the evaluator; raise ClosureError if there is none, since this chain needs `what`."""
         if self.evaluator is None:
             raise ClosureError(f"this chain needs {what}, so step needs a closure: {PASS_LOSS}")
         return self.evaluator
@@ -168,16 +169,13 @@ class Objective(Curvature):
         value = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
         return value if self.reduce is None else self.reduce(value)
 
-    def _gradients(self) -> list[Tensor | None]:
-        return list(map(_grad, self.params))
-
     def set_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """Set the gradient; None marks a parameter without one, which is not moved."""
+        """Set the gradient; a parameter whose gradient is None does not move."""
         self.present = None
         if any(map(operator.is_, grads, itertools.repeat(None))):
             self.present = [grad is not None for grad in grads]
             grads = fill_zeros(grads, self.params)
-        # Only matrices (embeddings) have sparse gradients, so vectors are not checked: a check costs 0.07 us per tensor.
+        # Only matrices (embeddings) have sparse gradients, and a check takes 0.07 us per tensor, so vectors are not checked.
         checked = grads if self.matrices is None else [grads[i] for i in self.matrices]
         if checked and set(map(_layout, checked)) != _STRIDED:
             grads = [grad.to_dense() for grad in grads]  # type: ignore[union-attr]
@@ -208,24 +206,26 @@ class Objective(Curvature):
 
     def _evaluate(self, backward: bool, graph: bool) -> None:
         """Evaluate the loss at the start of the step, and the gradient if it is requested or the chain needs it."""
-        ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
+        what = "the loss" if self.grads is not None or not backward else "the loss and its gradient"
+        evaluator = self._closure(what)
         if graph or self.differentiable or keeps_graph(self.needs):
-            self._with_graph(ask)
+            self._evaluate_with_graph(evaluator)
         elif backward or Need.GRADIENT in self.needs:
             had_gradient = self.grads is not None
-            loss = ask.gradient(self.params, self._scalar)
+            loss = evaluator.gradient(self.params, self._scalar)
             if not had_gradient:
-                self.set_gradients(self._gradients())
+                self.set_gradients(list(map(_grad, self.params)))
             # Trainers that call backward themselves pass a closure that returns nothing.
             self.loss = None if loss is None else self._value(loss)
         else:
-            self.loss = self._value(ask.value())
+            self.loss = self._value(evaluator.value())
         self.loss_approx = self.loss
-        self._hand_up()
+        self._pass_to_parent()
 
-    def _with_graph(self, ask: Evaluator) -> None:
+    def _evaluate_with_graph(self, evaluator: Evaluator) -> None:
+        """Evaluate loss and gradient at the start of the step, and store their graphs."""
         with _keep_values(self.params) if self.differentiable else nullcontext():
-            raw, grads, graph = self._ask_graph(ask)
+            raw, grads, graph = self._evaluate_graph(evaluator)
         self.loss = self._value(raw)
         if self.differentiable:
             self.set_gradients(grads)
@@ -237,9 +237,9 @@ class Objective(Curvature):
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = None if grad is None else grad.detach().clone()
 
-    def _ask_graph(self, ask: Evaluator) -> tuple[Any, list[Tensor | None], tuple[Tensor, list[Tensor]]]:
-        """Return the closure's value, the gradient (None where there is none), and the loss with its gradient filled with zeros."""
-        raw = ask.graph()
+    def _evaluate_graph(self, evaluator: Evaluator) -> tuple[Any, list[Tensor | None], tuple[Tensor, list[Tensor]]]:
+        """Return the closure's value, the gradient with its graph, and the loss with the gradient where zeros replace None."""
+        raw = evaluator.graph()
         with torch.enable_grad():
             loss = self._scalar(raw)
             with allow_interrupts():
@@ -274,7 +274,7 @@ class Objective(Curvature):
             loss = self._evaluate_elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
-            return loss, [grad.to_dense() for grad in fill_zeros(self._gradients(), self.params)]
+            return loss, [grad.to_dense() for grad in fill_zeros(list(map(_grad, self.params)), self.params)]
         if self.grads is None or (graph and self._graph is None):
             self._evaluate(True, graph)
         if create_graph and self._graph is not None:
@@ -295,7 +295,8 @@ class Objective(Curvature):
             return self.updates
         return self.get_grads() if self.grads is None else self.grads
 
-    def _hand_up(self) -> None:
+    def _pass_to_parent(self) -> None:
+        """Store the evaluated values in the parent, if there is one."""
         if self.parent is not None:
             self.parent._take_evaluations(self)
 
@@ -315,8 +316,8 @@ class Objective(Curvature):
         updates = self.peek_updates()
         params = self.params
         if self.present is not None:
-            present = [i for i, here in enumerate(self.present) if here]
-            params, updates = [params[i] for i in present], [updates[i] for i in present]
+            moved = [i for i, present in enumerate(self.present) if present]
+            params, updates = [params[i] for i in moved], [updates[i] for i in moved]
         if params:
             resolve_lazy(params)
             changes = [fit_update(update, param) for update, param in zip(updates, params, strict=True)]
@@ -338,7 +339,7 @@ class Objective(Curvature):
         return other
 
     def update_attrs_from_clone_(self, other: Objective) -> None:
-        """Store the results of a clone: its evaluations, and whether it asked to terminate."""
+        """Store the results of a clone: its evaluations, and whether it requested to terminate."""
         self._take_evaluations(other)
         if self._graph is None and _same(self.params, other.params):
             self._graph, self._residuals = other._graph, other._residuals
@@ -371,7 +372,7 @@ class Objective(Curvature):
 
 
 def fit_update(update: Tensor, param: Tensor) -> Tensor:
-    """Return an update in the parameter's dtype to subtract; for half precision it stays wider and the result is rounded."""
+    """Return an update in the dtype of its parameter; for half precision one in single precision is not converted."""
     if update.dtype is param.dtype or (param.dtype in HALVES and update.dtype is torch.float32):
         return update
     return update.to(param.dtype)
@@ -382,7 +383,7 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _keep_values(params: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which autograd saves copies of the parameters, since they are written to after it."""
+    """Return a context in which autograd saves copies of the parameters, since the step writes to them later."""
     storages = {param.untyped_storage().data_ptr() for param in params}
 
     def pack(tensor: Tensor) -> Tensor:

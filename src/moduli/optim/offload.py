@@ -1,8 +1,8 @@
 """State of links in host memory: `groups={"*": {"offload": "cpu"}}`.
 
 Between steps the state of such parameters is on the host, for "pinned" in pages that a device reads directly. A fused
-pass copies the state of some parameters to the device, runs, and copies it back, so that the device stores little of it at a time;
-an unfused link gets the state of all of its parameters. Each step copies the state once in each direction: twice its bytes.
+pass copies the state of some parameters to the device, runs, and copies it back, so that the device stores little of it at a time.
+For an unfused link the state of all of its parameters is copied. Each step copies the state once in each direction.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ def copy_to_host(tensor: Tensor, place: str) -> Tensor:
     """Return a tensor in host memory."""
     if tensor.device.type == "cpu":
         return tensor
-    here = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=place == "pinned")
-    return here.copy_(tensor)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=place == "pinned")
+    return copy.copy_(tensor)
 
 
 def send_row(row: dict[str, Any], place: str | None) -> None:
     """Move the tensors of a row to their place between steps; tensors that are there and numbers stay."""
     for key, value in list(row.items()) if place is not None else ():
         moved = map_tensors(value, lambda tensor: copy_to_host(tensor, str(place)) if tensor.dim() else tensor)
-        dict.__setitem__(row, key, moved)  # not a change of the row
+        dict.__setitem__(row, key, moved)  # not counted as a change of the row
 
 
 def fetch_row(row: dict[str, Any], device: torch.device) -> None:
     """Copy the tensors of a row to a device; numbers stay on the host."""
     for key, value in list(row.items()):
-        near = map_tensors(value, lambda tensor: tensor.to(device) if tensor.dim() else tensor)
-        dict.__setitem__(row, key, near)  # not a change of the row
+        fetched = map_tensors(value, lambda tensor: tensor.to(device) if tensor.dim() else tensor)
+        dict.__setitem__(row, key, fetched)  # not counted as a change of the row
 
 
 @contextmanager
@@ -96,13 +96,13 @@ def fetch_columns(columns: Sequence[Sequence[Tensor]], params: Sequence[Tensor])
     ]
 
 
-def store_columns(columns: Sequence[Sequence[Tensor]], near: Sequence[Sequence[Tensor]]) -> None:
+def store_columns(columns: Sequence[Sequence[Tensor]], fetched: Sequence[Sequence[Tensor]]) -> None:
     """Copy fetched states back to their place between steps.
 
     Args:
         columns: The stored states.
-        near: The fetched states.
+        fetched: Their copies on the device.
     """
-    for column, copies in zip(columns, near, strict=True):
+    for column, copies in zip(columns, fetched, strict=True):
         for state, copy in zip(column, copies, strict=True):
             state.copy_(copy)

@@ -29,7 +29,7 @@ from .evaluation import show_averages, show_trained
 from .explain import explain
 from .forms import MemberMatrices, ShardedParams, members
 from .forms.graph import detach_all
-from .forms.shards import are_in_pieces
+from .forms.shards import are_sharded
 from .master_weights import MasterWeights
 from .module import Chainable, Module
 from .plan import StepPlan, find_early_links, make_first_state, make_step
@@ -55,28 +55,29 @@ class Optimizer(torch.optim.Optimizer):
         groups: Settings by name: `{"*.bias": {"weight_decay": 0}, "head.*": {"lr": 1e-4}}`. Where several patterns match
             a parameter, later ones win; parameters that no pattern matches have the links' own settings.
         fuse: "auto" runs neighbouring pointwise links as one pass over all parameters, False one by one.
-        reduce: How the losses of several processes are reduced to one, so that links which decide on it (line searches) decide
-            alike: "mean" (what DistributedDataParallel does to gradients; the default for such a module), "sum", a
-            function of the loss, or None for processes that work on their own.
-        differentiable: Whether autograd differentiates through the steps: parameters become functions of their start and of
-            settings given as tensors that require a gradient, `m.LR(rate)`. Steps then need a closure, and memory grows
-            with them; `detach_` drops the graph.
+        reduce: The reduction of the losses of several processes to one, so that links which depend on it (line searches) make
+            the same decision everywhere: "mean" (as DistributedDataParallel reduces gradients; the default for such a module),
+            "sum", a function of the loss, or None for processes that train separate models.
+        differentiable: Whether autograd differentiates through the steps: parameters become functions of their initial values
+            and of settings that are tensors which require a gradient, `m.LR(rate)`. Steps then need a closure, and memory
+            grows with their number; `detach_` drops the graph.
         maximize: Whether to ascend: links get the negated loss and gradient.
         capturable: Whether steps can be captured in a graph of an accelerator: counts of steps, and the step that schedules are
             functions of, are tensors on the device. Chains of pointwise links and norms can be; links that decide in Python
             raise ChainError.
-        master: "float32" to store parameters of half precision in single precision too, and to move those: the last link is then
-            `m.MasterWeights()`. See `m.Kahan` and `m.StochasticRounding` for less memory.
-        axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: they use axis
-            names then, `m.Orthogonalize(batch="head")`. By default the labels of a module with labelled tensors.
-        foreach: A hint of torch's optimizers that changes nothing here: the form of a pass is chosen by what is fastest.
-        fused: Another such hint.
+        master: "float32" to store a copy of half-precision parameters in single precision, and to update the copy: the last link
+            is then `m.MasterWeights()`. See `m.Kahan` and `m.StochasticRounding` for less memory.
+        axes: The axes of the model (`mo.axes.trace`), for links that treat parameters as matrices, or by their role: such links
+            can then use the names of axes, `m.Orthogonalize(batch="head")`. By default the labels of a module with labelled
+            tensors.
+        foreach: An argument of torch's optimizers, without effect here: the fastest form of a pass is chosen.
+        fused: Another such argument.
 
     Attributes:
         modules: The links.
         current_step: The number of steps made.
         num_evaluations: The number of calls of the closure (steps without one count as one).
-        should_terminate: Whether a termination link asked to stop.
+        should_terminate: Whether a termination link requested to stop.
         reasons: The reasons to stop, as sentences.
         attrs: The values that links published.
         model: The module, where one was given.
@@ -124,11 +125,11 @@ class Optimizer(torch.optim.Optimizer):
         self.rows: MemberMatrices | None = None
         #: Sharded parameters in the form for links; None if no parameter is sharded.
         self.shards: ShardedParams | None = None
-        #: Whether links have the state of a step that moved nothing, made to read a torch checkpoint into.
+        #: Whether links have the state of `make_first_state`, into whose tensors a torch checkpoint is read.
         self.rehearsed = False
         #: Whether the parameters are averages of the trained ones: between `eval` and `train`.
         self.evaluating = False
-        #: The parameters of the module at the last step, to detect edits; None without a module.
+        #: Detects and follows edits of the module; None without a module.
         self._following: Following | None = None
         self._removals = REMOVED.count
         entries = params
@@ -151,9 +152,10 @@ class Optimizer(torch.optim.Optimizer):
         _chain_checks.check_options(self, capturable)
         #: Settings written into every group for schedulers to read.
         self._exported = _groups.export_settings(links)
+        #: The point that the last step ended at, with its loss and gradient, if the next step can reuse them.
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
-        # With this entry torch accepts parameters that are no leaves.
+        # Torch accepts parameters that are not leaves only if the defaults have this entry.
         super().__init__(entries, {**self._exported, **({"differentiable": True} if differentiable else {})})
         self._built = True
         if isinstance(params, torch.nn.Module | Population):
@@ -173,14 +175,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _find_shards(self) -> None:
         """Detect sharded parameters (DTensor, FSDP)."""
-        if self.population is not None or not are_in_pieces(self.param_groups):
+        if self.population is not None or not are_sharded(self.param_groups):
             return
         if self.differentiable:
             raise ChainError("parameters in pieces (DTensor, FSDP) can't be differentiated through")
         shards = ShardedParams(self, self.shards)
         shards.check()
         self.shards = shards
-        self.binding.in_pieces = True
+        self.binding.sharded = True
 
     def _take_links(self) -> None:
         """Collect the links and check that each is used once and that its needs are met."""
@@ -223,7 +225,9 @@ class Optimizer(torch.optim.Optimizer):
             self._add_group(param_group)
             return
         group = following.release(self, param_group)
-        with following.wait():  # new parameters of the module belong to this group
+        with (
+            following.wait()
+        ):  # the group may have new parameters of the module, which would otherwise be added to another
             self._add_group(group)
 
     def _add_group(self, param_group: dict[str, Any]) -> None:
@@ -263,9 +267,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients to None, or to zeros in place."""
-        if set_to_none and not is_observed(
-            self
-        ):  # torch's version records a profiler range, which takes longer than this loop
+        if set_to_none and not is_observed(self):
+            # Torch's version records a profiler range, which takes longer than this loop.
             for group in self.param_groups:
                 for param in group["params"]:
                     param.grad = None
@@ -289,14 +292,14 @@ class Optimizer(torch.optim.Optimizer):
             **kwargs: Extra arguments for links, in `objective.storage`.
 
         Returns:
-            The loss before the step (one per member for a population), detached; the mean of the samples for links that
-            evaluate only those; None where nothing was evaluated.
+            The loss before the step (one per member for a population), detached; the mean over samples for links that evaluate
+            samples only; None if nothing was evaluated.
 
         Raises:
             ClosureError: A link needs more than `.grad` and there is no closure, or the closure can't give it.
         """
-        # Torch wraps `step` to call hooks and to record profiler ranges, which takes as long as a small step. The
-        # wrapper is only used if there is a hook or a profiler.
+        # Torch's wrapper of `step` calls hooks and records profiler ranges, which takes as long as a small step. So it is used
+        # only if there is a hook or a profiler.
         if is_observed(self):
             arguments = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return Optimizer._hooked_step(self, *arguments, **kwargs)  # type: ignore[no-any-return]
@@ -310,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
     def eval(self) -> None:
-        """Replace the parameters by their average, to evaluate or save it.
+        """Replace the parameters by their average, to evaluate or save the average.
 
         The average is that of `m.ScheduleFree` or `m.PolyakAveraging`; nothing changes in a chain without such a link. Trainers of
         transformers and Accelerate call it and `train` automatically.
@@ -354,7 +357,7 @@ class Optimizer(torch.optim.Optimizer):
             store = link.state
             for param, row in rows.items():
                 row.update((f"{path}/{key}", value) for key, value in store.get(param, {}).items())
-        if _portable.TOOL not in sys.modules:  # torch's tool would make a step for missing entries
+        if _portable.TOOL not in sys.modules:  # torch's tool makes a step if a parameter has no entry
             rows = {param: row for param, row in rows.items() if row}
         return ShownState((param, ShownDict(row)) for param, row in rows.items())
 
@@ -411,9 +414,8 @@ class Optimizer(torch.optim.Optimizer):
         first; `with opt.watch() as log` or `log.close()` ends it.
 
         Args:
-            by: Norms of parts besides those of all parameters: "group" for each parameter group, "parameter" for each
-                parameter, patterns of names (`["encoder.*", "head.*"]`), or a mapping from labels to patterns.
-
+            by: The parts whose norms are computed besides those of all parameters: "group" for each parameter group, "parameter"
+                for each parameter, patterns of names (`["encoder.*", "head.*"]`), or a mapping from labels to patterns.
             history: Whether the dictionary of every step is stored, in `Watch.history`. It is read after each step, which waits
                 for the device.
 
@@ -430,9 +432,8 @@ class Optimizer(torch.optim.Optimizer):
             >>> [name for name in log() if name.startswith("grad_norm")]
             ['grad_norm', 'grad_norm/0.*', 'grad_norm/1.*']
         """
-        watch = Watch(self, by, history)
-        self.binding.watch = watch
-        return watch
+        self.binding.watch = Watch(self, by, history)
+        return self.binding.watch
 
     def link(self, name: str) -> Module:
         """Return the link with this class name or path ("1.Adam"); raise ValueError if there is none, or several."""
@@ -529,7 +530,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = _saved.read(self, loaded, strict)
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            saved = members.part_members(self, shard, saved)
+            saved = members.shard_saved(self, shard, saved)
         with Guard(deferred=True) as guard:
             _saved.unpack(self, saved, strict, guard, axes)
         if self.binding.device_steps is not None:
@@ -545,7 +546,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.rows is not None:
             self.rows.dissolve()
         state = {**self.__dict__, **dict.fromkeys(("_plan", "_carried", "_links", "rows"))}
-        state.pop("step", None)  # a wrapper set by a scheduler would step the original
+        state.pop("step", None)  # schedulers set a wrapper here, which would step the original
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

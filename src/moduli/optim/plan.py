@@ -1,10 +1,9 @@
 """The plan of a step, the check that it still matches, and the step itself.
 
-A plan is made by ordinary code without shortcuts, and replaced when it does not match any more. Changes to a group, to the
-defaults of a link, to one of its declarations or to state that a fused pass is bound to are counted (`Writes`), so that a step
-compares one number; the parameters and their `requires_grad` flags are read from the groups, since torch lets programs
-write into those lists. A number that replaces a number (a learning rate that a scheduler writes) is read again and invalidates no
-plan.
+A plan is made again when it does not match any more. Changes to a group, to the defaults of a link, to one of its declarations
+or to state that a fused pass is bound to are counted (`Writes`), so that a step compares one number. The parameters and their
+`requires_grad` flags are compared one by one, since torch lets programs write into the lists of the groups. A number that
+replaces a number (a learning rate that a scheduler writes) is read again and does not invalidate a plan.
 
 A step creates an objective, passes it through the links, and subtracts the update from the parameters.
 """
@@ -48,9 +47,9 @@ class StepPlan:
 
     Attributes:
         active: The parameters that require a gradient, in the order of the groups.
-        matrices: The positions of those with two axes or more.
+        matrices: The positions in `active` of parameters with two axes or more.
         form: The form in which links get the parameters.
-        checked: Whether the results of hooks were checked in a step.
+        checked: Whether a step with this plan has checked the results of hooks.
     """
 
     def __init__(self, optimizer: Optimizer, before: StepPlan | None = None) -> None:
@@ -58,7 +57,7 @@ class StepPlan:
         optimizer.binding.slots.name_params(groups)
         apply_groups(optimizer)
         self._writes, self._count, self._numbers = writes, writes.count, writes.numbers
-        # Groups that a program replaced do not count writes.
+        # A group that a program put into the list itself does not count its writes: with an empty list no plan matches.
         counted = all(isinstance(group, CountedDict) and group.writes is writes for group in groups)
         self._groups: list[Mapping[str, Any]] = list(groups) if counted else []
         self._lists = [group["params"] for group in groups]
@@ -68,7 +67,7 @@ class StepPlan:
         self.matrices = [i for i, param in enumerate(self.active) if param.dim() > 1]
         self.form: StepForm = optimizer.rows or optimizer.shards or PLAIN
         self.checked = False
-        #: The segments of the optimizer's chain and of chains inside its links: by owner, with its links.
+        #: The links and the segments of the optimizer's chain, and of chains inside its links, by the identity of the owner.
         self._segments: dict[int, tuple[Sequence[Module], list[Segment]]] = {}
         self._traced: Traced = {} if before is None else before._traced
 
@@ -77,11 +76,11 @@ class StepPlan:
         groups = optimizer.param_groups
         if self._count != self._writes.count or len(groups) != len(self._groups):
             return False
-        # Every step looks at every parameter, so this is written to run in C.
-        every = list(chain.from_iterable(self._lists))
-        if len(every) != len(self._params) or not all(map(operator.is_, every, self._params)):
+        # This runs for every parameter at every step: `map` with C functions is faster than a loop.
+        params = list(chain.from_iterable(self._lists))
+        if len(params) != len(self._params) or not all(map(operator.is_, params, self._params)):
             return False
-        if not all(map(operator.is_, groups, self._groups)) or list(map(_requires_grad, every)) != self._flags:
+        if not all(map(operator.is_, groups, self._groups)) or list(map(_requires_grad, params)) != self._flags:
             return False
         if self._numbers != self._writes.numbers:
             apply_groups(optimizer)
@@ -91,7 +90,12 @@ class StepPlan:
         return True
 
     def find_segments(self, owner: Any, links: Sequence[Module]) -> list[Segment]:
-        """Return the segments of a chain: runs of pointwise links, and links by themselves."""
+        """Return the segments of a chain: runs of pointwise links, and single links.
+
+        Args:
+            owner: The optimizer or link whose chain it is.
+            links: The links.
+        """
         entry = self._segments.get(id(owner))
         if entry is None or entry[0] != links:
             moves = getattr(owner, "moves_parameters", False)
@@ -108,8 +112,8 @@ def make_step(
 ) -> Tensor | None:
     """Make one step of an optimizer, all of it or nothing, and return the loss.
 
-    Interrupts wait while links run, so that neither state nor parameters are left half way; they are handled while the
-    closure is evaluated and derivatives are taken. Changes before an evaluation that fails are undone.
+    Interrupts are deferred while links run, so that parameters and state stay consistent; they are handled while the
+    closure is evaluated and derivatives are taken. If an evaluation fails, the changes before it are undone.
 
     Args:
         optimizer: The optimizer.
@@ -148,7 +152,7 @@ def _make_guarded_step(
 def _ascend(
     optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
 ) -> Tensor | None:
-    """Make a step of descent on the negated loss; users get the loss and the gradients with their own sign."""
+    """Make a step of descent on the negated loss; the returned loss and `.grad` have their original sign."""
     try:
         result = _make_step(optimizer, evaluator, None if loss is None else -loss, storage, guard)
     finally:
@@ -158,9 +162,9 @@ def _ascend(
 
 
 def make_first_state(optimizer: Optimizer) -> None:
-    """Create the state that links have after a first step with zero gradients; nothing moves.
+    """Create the state that links have after a first step with zero gradients, without moving the parameters.
 
-    The first real step clears this state. Chains that evaluate a closure can't be stepped so, and get none.
+    The first real step clears this state. Chains that evaluate a closure can't make such a step, and get no state.
     """
     started = optimizer.current_step or any(link.rows for _, link in optimizer._links)
     if started or optimizer._evaluated or optimizer.differentiable:
@@ -180,7 +184,7 @@ def make_first_state(optimizer: Optimizer) -> None:
 def _make_step(
     optimizer: Optimizer, evaluator: Evaluator | None, loss: Tensor | None, storage: dict[str, Any], guard: Guard
 ) -> Tensor | None:
-    """Make one step on parameters themselves, on matrices of members, or on local shards; return the loss."""
+    """Make one step in the form that fits the parameters (themselves, matrices of members, local shards); return the loss."""
     step = optimizer.binding.step = optimizer.current_step
     plan = optimizer._plan
     if plan is None or not plan.matches(optimizer):
@@ -193,8 +197,8 @@ def _make_step(
     if plan.form.enters:
         params, entered = plan.form.enter(params, evaluator)
     model = optimizer.model if optimizer.population is None else optimizer.population
-    objective_closure: Any = entered  # an objective takes closures, too
-    objective = Objective(params, objective_closure, loss, model, step, modular=optimizer, storage=storage, guard=guard)
+    closure: Any = entered  # an evaluator, which an objective accepts in place of a closure
+    objective = Objective(params, closure, loss, model, step, modular=optimizer, storage=storage, guard=guard)
     objective.needs, objective.members = optimizer._needs, optimizer.binding.members
     objective.reduce, objective.tail = optimizer._reduce, optimizer.modules[-1]
     rows = optimizer.rows
@@ -208,12 +212,12 @@ def _make_step(
 
 
 def run_links(objective: Objective, links: Sequence[Module], owner: Any, wide: bool = False) -> Objective:
-    """Pass an objective through links, in order, until one stops the chain; moves no parameters and calls no hooks.
+    """Pass an objective through links, in order, until one stops the chain; move no parameters and call no post-step hooks.
 
     Args:
         objective: The objective.
         links: The links.
-        owner: The optimizer or link whose chain it is, by which the plan finds its fused runs; None to fuse nothing.
+        owner: The optimizer or link whose chain it is; None to fuse nothing.
         wide: Whether a differentiated step may leave an update of half precision in single precision (`Objective.wide`).
     """
     form: StepForm = PLAIN if objective.shards is None else objective.shards
@@ -268,9 +272,9 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     last.update_parameters()
     if rows is not None:
         rows.finish()
-    # A point accepted under another objective (a reformulation) is not reused for this one.
-    same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
-    optimizer._carried = last.accepted if same else None
+    # A point that was accepted under another objective (a reformulation) can't be reused for this one.
+    reusable = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
+    optimizer._carried = last.accepted if reusable else None
     if last.attrs:
         optimizer.attrs.update(last.attrs)
         optimizer.reasons = last.attrs.get("reasons", optimizer.reasons)
@@ -290,7 +294,7 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
 
 
 def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
-    """Set the gradients in `.grad`; raise ClosureError if links need more."""
+    """Read the gradients from `.grad` into the objective; raise ClosureError if links need more."""
     for need in optimizer._evaluated:
         if not (need is Need.LOSS and objective.loss is not None):
             name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
@@ -303,14 +307,18 @@ def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
 
 
 def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
-    """Prepare a step that evaluates its closure: make parameters part of a graph, or reuse the last step's evaluation."""
+    """Prepare a step that evaluates its closure.
+
+    A differentiable step makes the parameters part of a graph; another one reuses the last step's evaluation if it can.
+    """
     evaluator = objective.evaluator
     if optimizer.differentiable:
         if evaluator is None:
             raise ClosureError(f"a differentiable step computes the gradient itself: {PASS_LOSS}")
         objective.differentiable = True
         for param in objective.params:
-            if param.is_leaf and param.requires_grad:  # made part of a graph, so that a step can write into it
+            # A step can't write into a leaf that requires a gradient, so the parameter becomes a copy of a new leaf.
+            if param.is_leaf and param.requires_grad:
                 origin = param.detach().clone().requires_grad_()
                 param.requires_grad_(False)
                 param.copy_(origin)
@@ -323,7 +331,13 @@ def _begin_evaluated(optimizer: Optimizer, objective: Objective) -> None:
 
 
 def _find_loss(objective: Objective, evaluator: Evaluator | None, last: Objective) -> Tensor | None:
-    """Return the loss at the start of the step, or the nearest that was evaluated."""
+    """Return the loss at the start of the step, or one that was evaluated nearby.
+
+    Args:
+        objective: The objective at the start.
+        evaluator: Its evaluator.
+        last: The objective after the last link.
+    """
     replaced = last.evaluator is not evaluator
     if evaluator is not None and evaluator.start is not None and (replaced or objective.loss is None):
         return evaluator.start
@@ -332,27 +346,27 @@ def _find_loss(objective: Objective, evaluator: Evaluator | None, last: Objectiv
     return last.loss_approx if last.loss is None else last.loss
 
 
-# Links with one of these needs may evaluate after state was changed.
+# Links with one of these needs may evaluate the closure after links before them have changed their state.
 _LATE = frozenset({Need.CLOSURE, Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS})
 
 
 def find_early_links(modules: Sequence[Module]) -> list[Module]:
-    """Return the links whose state may have changed when the closure is evaluated or differentiated; none in most chains.
+    """Return the links that may change their state before the closure is evaluated or differentiated; none in most chains.
 
-    After the last link that evaluates by itself, the first request for a gradient evaluates: links with hooks request it before
-    they change anything, others may not.
+    These are the links up to the last one that evaluates by itself. Behind it only the first request for a gradient evaluates:
+    a `TensorTransform` requests it before it changes anything, other links may request it later.
     """
     last = max((i for i, top in enumerate(modules) if top.all_needs() & _LATE), default=-1)
-    every = [(i, link) for i, top in enumerate(modules) for _, link in top.links()]
-    return [link for i, link in every if i <= last or not isinstance(link, TensorTransform)]
+    links = [(i, link) for i, top in enumerate(modules) for _, link in top.links()]
+    return [link for i, link in links if i <= last or not isinstance(link, TensorTransform)]
 
 
 def _protect(optimizer: Optimizer, params: list[Tensor], guard: Guard) -> None:
     """Register state with a guard that restores it if an evaluation fails, or a link raises.
 
-    Copies of the state of every link at every step would cost as much as the step, so they are made only if a closure is
-    evaluated after a link has changed its state, in the first step (when there is none), and with `fuse=False`. Fused
-    pointwise links change their state where nothing can fail.
+    To copy the state of every link at every step would cost as much as the step. So all links are registered only in the first
+    step, when there is no state to copy, and with `fuse=False`; otherwise only those that change their state before a closure
+    is evaluated. A fused pass can't fail after it has begun to write.
     """
     links = optimizer._early
     if not optimizer.binding.fuse:

@@ -65,6 +65,7 @@ class Reformulation(Module):
         """Prepare a step; called once at its start."""
 
     def _wrap_closure(self, objective: Objective) -> Callable[..., Tensor]:
+        """Return the closure of the new objective, which restores the parameters after each call."""
         original = objective.clone(clone_updates=False)
         params = original.params
         plain: Any = objective.closure
@@ -84,7 +85,7 @@ class Reformulation(Module):
     def apply(self, objective: Objective) -> Objective:
         """Set the new objective, for the inner links or for the following ones, and return it."""
         self.pre_step(objective)
-        objective._closure("evaluations at other points")
+        objective._closure("evaluations at other points")  # raises without a closure
         inner = objective.clone(clone_updates=False)
         inner.closure = self._wrap_closure(objective)
         inner.loss = inner.loss_approx = inner.grads = None

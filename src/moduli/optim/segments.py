@@ -1,4 +1,4 @@
-"""Chains as segments: runs of pointwise links, each one pass over all parameters, and single links."""
+"""The segments of a chain: runs of pointwise links, each of which is one pass over all parameters, and single links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
     if not isinstance(link, TensorTransform):
         return "it works on the objective, not on tensors"
     name = link.find_override()
-    # One number per member is no scalar of a kernel.
+    # A scalar of a kernel is one number for all members.
     differs = over_members and (link.finds_numbers() or bool(link.settings.find_per_member()))
     reasons = {
         "its hooks are not declared pointwise": not link.elementwise,
@@ -40,32 +40,36 @@ def explain_unfused(link: Module, over_members: bool = False) -> str | None:
 
 
 def make_segments(links: Sequence[Module], moves: bool = False, traced: Traced | None = None) -> list[Segment]:
-    """Return links as segments: each maximal run of pointwise ones is a `FusedRun`, the others are by themselves.
+    """Return links as segments: each maximal run of pointwise ones is a `FusedRun`, each other one a `LinkRun`.
 
     Args:
         links: The links of a chain.
-        moves: Whether the chain's update moves the parameters: a run at its end then does this itself.
-        traced: Traced kernels of earlier runs.
+        moves: Whether the chain's update is subtracted from the parameters: a run at its end then does this itself.
+        traced: Traced kernels of earlier runs; new ones are added.
     """
-    out: list[Any] = []
+    parts: list[Any] = []  # a link that is not fused, or the list of links of a run
     for link in links:
         binding = link.settings.binding
-        whole = (Across.MATRICES, Across.EVERYTHING) if binding.in_pieces else ()
+        whole = (Across.MATRICES, Across.EVERYTHING) if binding.sharded else ()
         if explain_unfused(link, binding.members is not None) is not None or link.across in whole:
-            out.append(LinkRun(link))
-        elif out and isinstance(out[-1], list) and not link.finds_numbers():  # type: ignore[attr-defined]
-            out[-1].append(link)
+            parts.append(link)
+        elif parts and isinstance(parts[-1], list) and not link.finds_numbers():  # type: ignore[attr-defined]
+            parts[-1].append(link)
         else:
-            out.append([link])
-    traced, last = {} if traced is None else traced, len(out) - 1 if moves else -1
-    for i, part in enumerate(out):
-        if isinstance(part, list):
-            out[i] = FusedRun(part, i == last, traced.setdefault(tuple(part), {}))
-    return out
+            parts.append([link])
+    traced, last = {} if traced is None else traced, len(parts) - 1 if moves else -1
+    return [
+        FusedRun(part, i == last, traced.setdefault(tuple(part), {})) if isinstance(part, list) else LinkRun(part)
+        for i, part in enumerate(parts)
+    ]
 
 
 class LinkRun:
-    """A single link as a segment of a chain."""
+    """A single link as a segment of a chain.
+
+    Attributes:
+        links: The link, in a list, as in a `FusedRun`.
+    """
 
     def __init__(self, link: Module) -> None:
         self.links = [link]
@@ -82,7 +86,7 @@ class LinkRun:
         return objective
 
     def renew_numbers(self) -> None:
-        """Do nothing: a link reads its settings at every step."""
+        """Do nothing: a link that is not fused reads its settings at every step."""
 
 
 Segment = LinkRun | FusedRun

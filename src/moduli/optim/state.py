@@ -41,9 +41,9 @@ class StateView(MutableMapping[Tensor, dict[str, Any]]):
 
     def __getitem__(self, key: Tensor | str) -> dict[str, Any]:
         link = self._link
-        shown = link.settings.shown
-        if key in shown:
-            return shown[key][0]  # type: ignore[index,no-any-return]
+        temporary = link.settings.temporary
+        if key in temporary:
+            return temporary[key][0]  # type: ignore[index,no-any-return]
         row = self._find(key)
         if row is not None:
             return row
@@ -106,12 +106,12 @@ class StandIns:
     def point_at(
         self, tensors: Sequence[Tensor], binding: Binding, sources: Sequence[Tensor] | None
     ) -> Iterator[list[Tensor]]:
-        """Have the placeholders share the shapes and memory of tensors inside the block.
+        """Give the placeholders the shapes and the memory of tensors for a block.
 
         Args:
             tensors: The tensors.
             binding: The link's binding.
-            sources: The parameters whose settings apply to them; the last one also to all further tensors.
+            sources: The parameters whose settings apply to the tensors, in order; the last one applies to all further tensors.
         """
         while len(self.tensors) < len(tensors):
             like = tensors[len(self.tensors)]
@@ -133,7 +133,7 @@ class LinkState(LinkSettings):
 
     Attributes:
         rows: The state for each parameter, by slot.
-        row_writes: Counts changes of rows, and references to them, while a fused pass has their addresses.
+        row_writes: Counts changes of rows, and references to them, while a fused pass stores the addresses of their tensors.
     """
 
     global_state: dict[str, Any]
@@ -147,7 +147,7 @@ class LinkState(LinkSettings):
         return StateView(self)
 
     def make_row(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return a row with these values that counts writes into it."""
+        """Return a row with these values, which counts writes into it."""
         row = CountedDict(values or {})
         row.writes = self.row_writes
         return row
@@ -161,8 +161,8 @@ class LinkState(LinkSettings):
 
     def find_rows(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
         """Return the row of each parameter, in any of its forms."""
-        number, shown = self.settings.binding.slots.number, self.settings.shown
-        return [shown[param][0] if param in shown else self.get_row(number(param)) for param in params]
+        number, temporary = self.settings.binding.slots.number, self.settings.temporary
+        return [temporary[param][0] if param in temporary else self.get_row(number(param)) for param in params]
 
     def use_binding(self, binding: Binding) -> None:
         """Use the parameter numbers of an optimizer; rows stay with their parameters."""
@@ -219,7 +219,7 @@ class LinkState(LinkSettings):
             states: The state of each.
             settings: The settings of each.
         """
-        temporary = self.settings.shown
+        temporary = self.settings.temporary
         temporary.update(zip(params, zip(states, settings, strict=True), strict=True))
         try:
             yield
@@ -256,7 +256,7 @@ class LinkState(LinkSettings):
     def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
         """Return the random generator for this seed and device, created at first use; None (torch's own) if seed is None.
 
-        If several processes train one model they have to draw the same numbers: None is then one fixed seed.
+        If several processes train one model they have to draw the same numbers, so a fixed seed replaces None.
         """
         if seed is None:
             if not self.settings.binding.draws_alike:
@@ -272,7 +272,7 @@ class LinkState(LinkSettings):
         self._projected.setdefault(kind, []).extend(keys)
 
     def reset(self) -> None:
-        """Clear all state, in children too; random generators continue from where they are."""
+        """Clear all state, in children too; random generators are not reset."""
         self.rows.clear()
         self.row_writes.add()
         generators = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
@@ -292,14 +292,15 @@ class LinkState(LinkSettings):
         Its state is over all parameters concatenated, so it is invalid once one is added, frozen or unfrozen.
         """
         before = self.global_state.get(VECTOR)
-        here = describe_params(params, self.settings.binding.slots)
-        if before != here:
+        now = describe_params(params, self.settings.binding.slots)
+        if before != now:
             if before is not None:
                 self.reset()
-            self.global_state[VECTOR] = here
+            self.global_state[VECTOR] = now
 
 
 def _initial(init: Any, param: Tensor) -> Any:
+    """Return the initial value of a state for a parameter; see `get_state`."""
     if isinstance(init, str) and init == "param":
         return param.detach().clone()
     if isinstance(init, str) and init == "grad":

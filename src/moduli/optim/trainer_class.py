@@ -24,9 +24,9 @@ def bind(*chain: Chainable | Callable[..., Any], **settings: Any) -> type[Optimi
     """Return a class of optimizers with this chain: `cls(params, **settings)`, as trainers construct their optimizers.
 
     Trainers split parameters into those that decay and those that do not, with "weight_decay" in each group: a preset that takes
-    a weight decay gets one if a group has it, and a decay of 0 is ignored by a chain without one. With `model=net` among the
-    arguments of the class parameters are named as in this module, and their layers are known (for Muon, which treats
-    embeddings and heads in another way). The class, and its optimizers, can be pickled if the chain can.
+    a weight decay gets one if a group has it, and a decay of 0 is ignored by a chain without one. If the argument `model=net` is
+    passed to the class, parameters are named as in this module, and links know their layers (Muon treats embeddings and heads
+    differently). The class, and its optimizers, can be pickled if the chain can.
 
     Args:
         *chain: A function that returns links, such as a preset, which is called with the settings; or links, of which each
@@ -77,7 +77,7 @@ WeightDecay(weight_decay=0.1, ord=2), LR(lr=0.001))
 
 
 class _BoundType(type):
-    """The type of classes that `bind` returns: they are pickled as their chain, because no module contains them by name."""
+    """The type of the classes that `bind` returns. No module has these under a name, so they are pickled as their chain."""
 
     bound: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -142,14 +142,17 @@ def _name_params(params: Any, model: torch.nn.Module) -> Any:
 
 
 def _list_every(links: Sequence[Module]) -> list[Module]:
+    """Return links and the links inside them."""
     return [link for top in links for _, link in top.links()]
 
 
 def _is_function(chain: Any) -> bool:
+    """Return whether an argument of `bind` is a function that returns links, such as a preset."""
     return callable(chain) and not isinstance(chain, Module) and not isinstance(chain, type)
 
 
 def _describe(chain: tuple[Any, ...]) -> str:
+    """Return the first part of a class name for a chain, such as "ClipNormAdamLR"."""
     names = [each.__name__ if _is_function(each) else type(each).__name__ for each in chain]
     return "".join(name[:1].upper() + name[1:] for name in names)
 

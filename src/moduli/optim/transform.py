@@ -1,4 +1,4 @@
-"""Links with a stricter template: states and settings come as lists, and hooks work on tensors alone."""
+"""Links written as hooks that get states and settings as lists, or tensors (over 400 lines: half of it documents the hooks)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ._checks import HALVES, check_results
-from ._hooks import HookArguments, SettingValues, States, call_each, gather_arguments, show_arguments, widen
+from ._hooks import (
+    HookArguments,
+    SettingsList,
+    SettingValues,
+    States,
+    Tensors,
+    call_each,
+    gather_arguments,
+    show_arguments,
+    widen,
+)
 from ._needs import Across, Need
 from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
@@ -20,15 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorTransform", "Transform"]
 
-Tensors = list[Tensor]
-Grads = list[Tensor] | None
+Grads = Tensors | None
 Loss = Tensor | None
 
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 
 
 class Transform(Module):
-    """A link whose only children are optional, written as `update_states` and `apply_states`.
+    """A link written as `update_states` and `apply_states`, which get the states and settings of all parameters as lists.
 
     Args:
         defaults: The settings.
@@ -56,7 +65,7 @@ class Transform(Module):
         self.update_freq = update_freq
         self.set_child("inner", inner)
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
         """Learn: change `states`, not the update.
 
         Args:
@@ -66,7 +75,7 @@ class Transform(Module):
         """
 
     @abstractmethod
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
         """Transform the update and return the objective; do not change `states`.
 
         Args:
@@ -137,7 +146,7 @@ class TensorTransform(Transform):
     """
 
     elementwise: bool = False
-    #: The reason why its pointwise hooks are not pure, if a trace has detected one: then they run unfused.
+    #: Why its pointwise hooks are not pure, if a trace has detected it; they then run unfused.
     impure: str | None = None
     measures: bool | Literal["norm"] = True
     concat_params: bool = False
@@ -160,7 +169,7 @@ class TensorTransform(Transform):
         inner: Chainable | None = None,
     ) -> None:
         super().__init__(defaults, update_freq=update_freq, inner=inner)
-        # Declarations of the class have priority, also with a handwritten constructor.
+        # A declaration of the class stays true if a handwritten constructor does not pass the argument.
         self.concat_params = self.vector_state = concat_params or self.concat_params
         self.uses_grad = uses_grad or self.uses_grad
         self.uses_loss = uses_loss or self.uses_loss
@@ -218,7 +227,7 @@ class TensorTransform(Transform):
     # ------------------------------------------------------------------ hooks
 
     def measure(
-        self, tensors: Tensors, params: Tensors, grads: Grads, settings: Sequence[SettingValues], members: int | None
+        self, tensors: Tensors, params: Tensors, grads: Grads, settings: SettingsList, members: int | None
     ) -> dict[str, Any] | None:
         """Return scalars over all tensors with equal settings (a norm), which hooks then get in `setting`.
 
@@ -241,12 +250,30 @@ class TensorTransform(Transform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Fill the state of one parameter; see `single_tensor_apply` for the arguments."""
+        """Fill the state of one parameter.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings, and measured scalars.
+        """
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
     ) -> None:
-        """Learn from one tensor: change `state`, not `tensor`; see `single_tensor_apply` for the arguments."""
+        """Learn from one tensor: change `state`, not `tensor`.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Loss, state: Any, setting: Any
@@ -260,6 +287,9 @@ class TensorTransform(Transform):
             loss: The loss; None unless the link uses it.
             state: The state of the parameter.
             setting: Its settings, and measured scalars.
+
+        Returns:
+            The new update.
         """
         raise TypeError(f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply")
 
@@ -270,9 +300,18 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> None:
-        """Fill the states of new parameters; see `multi_tensor_apply` for the arguments."""
+        """Fill the states of new parameters.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter, empty.
+            settings: The settings of each parameter, and measured scalars.
+        """
         call_each(self, "single_tensor_initialize", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_update(
@@ -282,9 +321,18 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> None:
-        """Learn from all tensors: change `states`, not `tensors`; see `multi_tensor_apply` for the arguments."""
+        """Learn from all tensors: change `states`, not `tensors`.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter.
+            settings: The settings of each parameter, and measured scalars.
+        """
         call_each(self, "single_tensor_update", HookArguments(tensors, params, grads, loss, states, settings))
 
     def multi_tensor_apply(
@@ -294,7 +342,7 @@ class TensorTransform(Transform):
         grads: Grads,
         loss: Loss,
         states: States,
-        settings: Sequence[SettingValues],
+        settings: SettingsList,
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them.
 
@@ -305,6 +353,9 @@ class TensorTransform(Transform):
             loss: The loss; None unless the link uses it.
             states: The state of each parameter.
             settings: The settings of each parameter, and measured scalars.
+
+        Returns:
+            The new updates, in the same order.
         """
         return call_each(self, "single_tensor_apply", HookArguments(tensors, params, grads, loss, states, settings))
 
@@ -313,7 +364,7 @@ class TensorTransform(Transform):
 
         Args:
             objective: The objective.
-            positions: The positions of the parameters.
+            positions: The positions of the parameters in the objective.
             states: The state of each.
         """
         return states
@@ -335,15 +386,21 @@ class TensorTransform(Transform):
             if fresh.states:
                 self.multi_tensor_initialize(*fresh)
             for state in fresh.states if self.elementwise else ():
-                # State is stored in the precision that hooks and fused passes compute in, so that no step rounds it.
+                # State is stored in the precision in which hooks and fused passes compute, so that it is not rounded at every step.
                 state.update((key, widen(value)) for key, value in state.items() if key not in self.narrow_states)
             for state in fresh.states if self.counts else ():
                 state.setdefault("step", 0)
             for state, param in zip(fresh.states, fresh.params, strict=True) if streamed else ():
                 send_row(state, find_place(binding, param))
 
-    def update_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> None:
-        """Gather the tensors and call the hooks that learn."""
+    def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
+        """Gather the tensors and call the hooks that learn.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+        """
         _, arguments = gather_arguments(self, objective, states, settings, owned=False)
         if not arguments.tensors:
             return
@@ -353,9 +410,18 @@ class TensorTransform(Transform):
                 self.advance_numbers(row, setting)
             self.multi_tensor_update(*arguments)
 
-    def apply_states(self, objective: Objective, states: States, settings: Sequence[SettingValues]) -> Objective:
-        """Gather the tensors, call the hooks that transform, and write the results to the update."""
-        # Stacks are copies already, so the update need not be copied for them.
+    def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
+        """Gather the tensors, call the hooks that transform, and write the results to the update.
+
+        Args:
+            objective: The objective.
+            states: The state of each parameter.
+            settings: The settings of each parameter.
+
+        Returns:
+            The objective.
+        """
+        # Hooks that are called with stacks get copies already, so the update need not be copied for them.
         owned = not self.stacks_alike("single_tensor_apply")
         positions, arguments = gather_arguments(self, objective, states, settings, owned=owned)
         if not arguments.tensors:

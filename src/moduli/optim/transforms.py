@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import torch
 from torch import Tensor
 
+from ._hooks import SettingsList, States, Tensors
 from ._matrix_link import MatrixLink
 from ._needs import Across
 from ._vectors import as_real, restore_complex
@@ -31,13 +32,6 @@ __all__ = [
     "UpdateTransform",
     "transform_buffers",
 ]
-
-Tensors = list[Tensor]
-"""The tensors that are passed to a hook, one for each parameter."""
-States = list[dict[str, Any]]
-"""Their states."""
-SettingsList = Sequence[Mapping[str, Any]]
-"""Their settings."""
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
@@ -100,7 +94,16 @@ class UpdateTransform(DeclaredLink, TensorTransform):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        """Return the result of `transform_at`."""
+        """Return the result of `transform_at`.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss, which is not passed on.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         return self.transform_at(tensor, param, grad, state, setting)
 
 
@@ -152,7 +155,16 @@ class BufferTransform(UpdateTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Create the buffers as zeros, then run `begin`."""
+        """Create the buffers as zeros, then run `begin`.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter, empty.
+            setting: Its settings.
+        """
         for name in self.buffers:
             state[name] = torch.zeros_like(tensor)
         self.begin(tensor, state, setting)
@@ -160,11 +172,26 @@ class BufferTransform(UpdateTransform):
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Run `learn`."""
+        """Run `learn`.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            grad: The gradient; None unless the link uses it.
+            loss: The loss; None unless the link uses it.
+            state: The state of the parameter.
+            setting: Its settings, and measured scalars.
+        """
         self.learn(tensor, state, setting)
 
     def get_applied_states(self, objective: Objective, positions: list[int], states: States) -> States:
-        """Return copies of the states, with the buffers transformed by the links in `tfms`."""
+        """Return copies of the states, with the buffers transformed by the links in `tfms`.
+
+        Args:
+            objective: The objective.
+            positions: The positions of the parameters in the objective.
+            states: The state of each.
+        """
         if not any(key in self.children for key in self.tfms):
             return states
         rows = [dict(row) for row in states]
@@ -228,7 +255,16 @@ class ListTransform(BufferTransform):
         states: States,
         settings: SettingsList,
     ) -> None:
-        """Run `learn_all`."""
+        """Run `learn_all`.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter.
+            settings: The settings of each parameter, and measured scalars.
+        """
         self.learn_all(tensors, states, settings)
 
     def multi_tensor_apply(
@@ -240,7 +276,16 @@ class ListTransform(BufferTransform):
         states: States,
         settings: SettingsList,
     ) -> Sequence[Tensor]:
-        """Return the result of `transform_all`."""
+        """Return the result of `transform_all`.
+
+        Args:
+            tensors: The updates.
+            params: The parameters.
+            grads: The gradients; None unless the link uses them.
+            loss: The loss; None unless the link uses it.
+            states: The state of each parameter.
+            settings: The settings of each parameter, and measured scalars.
+        """
         return self.transform_all(tensors, states, settings)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Watch"]
 
 By = Literal["group", "parameter"] | str | Mapping[str, str] | Sequence[str] | None
-# The sums of squares of some tensors: the tensors, and a number for each.
+# Sums of squares: lists of tensors, each with one vector that has a number for each tensor.
 _Squares = list[tuple[Sequence[Tensor], Tensor]]
 
 
@@ -58,14 +58,17 @@ class Watch:
     # ------------------------------------------------------------------ during a step
 
     def _begin(self) -> None:
-        #: For each link the squares of its input and of its result.
+        """Clear the numbers of the last step."""
+        #: For each link, by its identity, the squares of its input and of its result.
         self._links: dict[int, tuple[Module, _Squares, _Squares]] = {}
+        #: The squares of gradient, update and parameters that belong to no link.
         self._named: dict[str, _Squares] = {}
+        #: For each fused run its links, parameters and squares, and whether it moved the parameters.
         self._runs: list[tuple[Sequence[Module], Sequence[Tensor], Tensor | PartialSquares, bool]] = []
         self._numbers: dict[str, Any] = {}
 
     def start(self, optimizer: Optimizer) -> None:
-        """Clear the numbers of the last step."""
+        """Begin a step: clear the numbers of the last one."""
         self._begin()
         self._evaluations = optimizer.num_evaluations
 
@@ -84,27 +87,23 @@ class Watch:
             self._runs.append((links, params, squares, moves))
 
     def _read_runs(self) -> None:
-        """Sort the sums of fused runs by link; done when they are read, not in the step."""
+        """Sort the sums of fused runs by link; called when the numbers are read, not in the step."""
         for links, params, squares, moves in self._runs:
             columns = (squares.read() if isinstance(squares, PartialSquares) else squares).unbind(1)
             for k, link in enumerate(links):
-                self._put(link, [(params, columns[k])], [(params, columns[k + 1])])
+                self.add_link(link, [(params, columns[k])], [(params, columns[k + 1])])
             if moves:
                 self._named.setdefault("param", []).append((params, columns[-1]))
         self._runs = []
 
-    def add_link(self, link: Module, params: Sequence[Tensor], before: Tensor | None, after: Tensor) -> None:
-        """Store the sums of squares of the update before and after an unfused link.
+    def add_link(self, link: Module, before: _Squares, after: _Squares) -> None:
+        """Store the sums of squares of the update before and after a link.
 
         Args:
             link: The link.
-            params: The parameters.
-            before: The sums of its input; None if there was no update before.
+            before: The sums of its input; empty if there was no update before.
             after: The sums of its result.
         """
-        self._put(link, [] if before is None else [(params, before)], [(params, after)])
-
-    def _put(self, link: Module, before: _Squares, after: _Squares) -> None:
         _, first, last = self._links.setdefault(id(link), (link, [], []))
         first += before
         last += after
@@ -124,7 +123,7 @@ class Watch:
         has_grad_norm = (runs and runs[0][0][0] is first) or (id(first) in self._links and self._links[id(first)][1])
         if objective.grads is not None and not has_grad_norm:
             self._named["grad"] = [(params, sum_squares(objective.grads))]
-        if not (runs and runs[-1][3]) and not any(moves for *_, moves in runs):
+        if not any(moves for *_, moves in runs):
             self._named["param"] = [(params, sum_squares([param.detach() for param in params]))]
         self._rates = [group.get("lr") for group in optimizer._group_list]
         self._numbers = {"step": optimizer.current_step, "loss": loss}
@@ -135,7 +134,7 @@ class Watch:
     # ------------------------------------------------------------------ reading
 
     def __call__(self) -> dict[str, float]:
-        """Read the numbers of the last step; empty before the first.
+        """Return the numbers of the last step; none before the first.
 
         "step", "loss", "lr", "evaluations", "grad_norm", "update_norm" (by how much the parameters moved), "param_norm",
         "update_ratio" (of these two). For each link "norm/PATH" (of the update after it), "gain/PATH" (that norm over the norm
@@ -171,10 +170,17 @@ class Watch:
     def _read_norms(
         self, optimizer: Optimizer, names: frozenset[str] | None, ending: str, paths: Mapping[int, str]
     ) -> dict[str, float]:
-        """Return the norms over some of the parameters, or all of them."""
+        """Return the norms over some of the parameters, or all of them.
+
+        Args:
+            optimizer: The optimizer.
+            names: The names of the parameters; None for all.
+            ending: The end of the names of the numbers.
+            paths: The paths of the links, by their identity.
+        """
         slots = optimizer.binding.slots
 
-        def add(squares: _Squares) -> float:
+        def find_norm(squares: _Squares) -> float:
             total = 0.0
             for params, values in squares:
                 if names is None:
@@ -188,7 +194,7 @@ class Watch:
         update = self._named.get("update", [] if last is None else last[2])
         first = self._links.get(id(optimizer.modules[0]))
         grads = self._named.get("grad", [] if first is None else first[1])
-        norms = {"grad": add(grads), "update": add(update), "param": add(self._named["param"])}
+        norms = {"grad": find_norm(grads), "update": find_norm(update), "param": find_norm(self._named["param"])}
         out = {f"{name}_norm{ending}": norm for name, norm in norms.items()}
         if not grads:
             del out[f"grad_norm{ending}"]
@@ -197,17 +203,17 @@ class Watch:
             path = paths.get(key)
             if path is None:
                 continue
-            sizes = add(before), add(after)
-            out[f"norm/{path}{ending}"] = sizes[1]
+            norm_before, norm_after = find_norm(before), find_norm(after)
+            out[f"norm/{path}{ending}"] = norm_after
             if not before:
                 continue
-            out[f"gain/{path}{ending}"] = sizes[1] / sizes[0] if sizes[0] else float("nan")
+            out[f"gain/{path}{ending}"] = norm_after / norm_before if norm_before else float("nan")
             if link.clips and names is None:
                 out[f"clipped/{path}"] = _count_smaller(before, after)
         return out
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop recording."""
         optimizer = self._optimizer()
         if optimizer is not None and optimizer.binding.watch is self:
             optimizer.binding.watch = None
@@ -232,12 +238,13 @@ def run_watched(link: Module, objective: Objective, run: Callable[[Objective], O
     if watch is None:
         return run(objective)
     has_update = objective.updates is not None or objective.grads is not None
-    before = sum_squares(objective.peek_updates()) if has_update else None
-    after: Any = run(objective)
-    updates = getattr(after, "updates", None)
+    before = [sum_squares(objective.peek_updates())] if has_update else []
+    result: Any = run(objective)
+    updates = getattr(result, "updates", None)
     if updates is not None:
-        watch.add_link(link, after.params, before, sum_squares(updates))
-    return after  # type: ignore[no-any-return]
+        params = result.params
+        watch.add_link(link, [(params, squares) for squares in before], [(params, sum_squares(updates))])
+    return result  # type: ignore[no-any-return]
 
 
 def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, frozenset[str]]]:

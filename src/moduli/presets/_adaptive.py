@@ -23,11 +23,11 @@ def adam(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
         weight_decay: An L2 penalty (see `adamw` for the decoupled one).
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         amsgrad: Use the largest second moment so far.
 
     Example:
@@ -52,12 +52,12 @@ def adamw(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
         amsgrad: Use the largest second moment so far.
-        decay: What decays: "all" parameters, or "matrices", without biases and scales of normalisations (see `m.WeightDecay`).
+        decay: Which parameters decay: "all", or "matrices", without biases and scales of normalisations (see `m.WeightDecay`).
 
     Example:
         >>> from moduli import optim, presets
@@ -75,10 +75,10 @@ def lion(
 
     Args:
         lr: The step size; three to ten times smaller than Adam's.
-        beta1: How much of the mean enters the step.
-        beta2: Memory of the mean.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        beta1: The weight of the running mean in the step.
+        beta2: Decay rate of the running mean.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -102,12 +102,12 @@ def rmsprop(
 
     Args:
         lr: The step size.
-        smoothing: Memory of the mean square.
+        smoothing: Decay rate of the running mean square.
         eps: Added to the denominator.
         centered: Divide by a standard deviation.
         momentum: Momentum of the scaled steps.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -136,7 +136,7 @@ def adagrad(
         initial_accumulator_value: The sum of squares at the start.
         eps: Added to the denominator.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -161,12 +161,12 @@ def adan(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean difference.
-        beta3: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean of differences.
+        beta3: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -208,12 +208,12 @@ def mars(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
-        scaling: How much is corrected.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
+        scaling: The factor of the correction.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -232,9 +232,9 @@ def sam(
     Args:
         lr: The step size.
         rho: The radius within which the worst point is looked for.
-        momentum: How much of the last step is kept.
+        momentum: The factor of the last step in the next one.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -256,12 +256,12 @@ def lamb(
     """LAMB: Adam with decoupled weight decay, each layer's step a fraction of the layer's norm.
 
     Args:
-        lr: The fraction.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        lr: The norm of each layer's step as a fraction of the layer's norm.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights enters each step.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The factor of the weights that is added to each update.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -287,10 +287,10 @@ def lars(
 
     Args:
         lr: The step size.
-        momentum: How much of the last step is kept.
-        trust: The fraction.
-        weight_decay: An L2 penalty that takes part in the ratio of norms.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        momentum: The factor of the last step in the next one.
+        trust: The norm of each layer's update as a fraction of the layer's norm.
+        weight_decay: An L2 penalty, included in the ratio of norms.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         eps: Added to the norm of the gradient.
 
     Example:

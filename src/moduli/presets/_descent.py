@@ -13,7 +13,7 @@ Decays = Literal["all", "matrices"]
 
 
 def _decay(weight_decay: Any, decay: Decays = "all", after: int = 0) -> list[Module]:
-    """Weight decay, if any, after some steps without."""
+    """Return the link for weight decay, which begins after some steps; no link for a decay of 0."""
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return []
     return [m.WeightDecay(After(after, weight_decay) if after else weight_decay, only=decay)]
@@ -25,7 +25,7 @@ def sgd(lr: Any = 1e-2, *, weight_decay: Any = 0.0, decay: Decays = "all") -> li
     Args:
         lr: The step size.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import presets
@@ -42,10 +42,10 @@ def momentum(
 
     Args:
         lr: The step size.
-        momentum: How much of the last step is kept.
+        momentum: The factor of the last step in the next one.
         dampening: The part of each gradient that is left out.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -60,9 +60,9 @@ def nesterov(lr: Any = 1e-2, *, momentum: Any = 0.9, weight_decay: Any = 0.0, de
 
     Args:
         lr: The step size.
-        momentum: How much of the last step is kept.
+        momentum: The factor of the last step in the next one.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -88,11 +88,11 @@ def schedule_free(
 
     Args:
         lr: The step size.
-        momentum: Where between the steps and their average the gradient is taken.
-        beta2: Memory of the mean square.
+        momentum: The gradient is evaluated at `momentum` times the average plus `1 - momentum` times the steps' point.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         warmup: Steps over which the step size rises; the average weighs them by the square of it.
 
     Example:
@@ -116,9 +116,9 @@ def schedule_free_sgd(
 
     Args:
         lr: The step size; ten to fifty times that of descent with a schedule.
-        momentum: Where between the steps and their average the gradient is taken.
+        momentum: The gradient is evaluated at `momentum` times the average plus `1 - momentum` times the steps' point.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         warmup: Steps over which the step size rises; the average weighs them by the square of it.
 
     Example:
@@ -145,11 +145,11 @@ def prodigy(
 
     Args:
         lr: A factor of the estimate; 1, or a schedule that ends at 0.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         d0: The first estimate.
-        weight_decay: How much of the weights each step takes away, times `lr` and the estimate (decoupled).
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr` and the estimate (decoupled).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -172,12 +172,12 @@ def dadapt(
 
     Args:
         lr: A factor of the steps that is part of the estimate; 1, or a schedule that ends at 0. What a scheduler of torch
-            changes is a second factor, of which the estimate does not know.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+            changes is a second factor, which the estimate does not include.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         d0: The first bound.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets

@@ -17,9 +17,9 @@ _EMBEDDINGS_AND_HEADS = "*embed* *wte* *wpe* *head* *classifier*"
 
 
 class _IsHidden:
-    """Whether a parameter is the matrix of a hidden layer: not an embedding, not a head, no axis of size one.
+    """A filter for matrices of hidden layers: no embeddings, no heads, no axis of size one.
 
-    With the axes of the model it is by role, without them by type, name and shape.
+    With the axes of the model the role of the parameter decides, without them its type, name and shape.
     """
 
     def __init__(self, adam: str | None, axes: ModelAxes | None = None) -> None:
@@ -82,12 +82,12 @@ def muon(
         lr: The step size, as for Adam.
         momentum: Momentum of the matrices.
         steps: Iterations of the orthogonalisation.
-        method: How to orthogonalise: "polar_express" (nearer for as many products), "newtonschulz" or "svd".
+        method: The method of orthogonalisation: "polar_express" (nearer for as many products), "newtonschulz" or "svd".
         dtype: "bfloat16" orthogonalises in bfloat16, as other implementations do: faster on a GPU (see `m.Orthogonalize`).
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
-        beta1: Memory of Adam's mean.
-        beta2: Memory of Adam's mean square.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
+        beta1: Decay rate of Adam's running mean.
+        beta2: Decay rate of Adam's running mean square.
         eps: Added to Adam's denominator.
         adam: Patterns of names that Adam takes, separated by spaces; by default names of embeddings and heads, or none with axes.
         axes: The axes of the model (`mo.axes.trace`): hidden matrices are then those from units to units, whatever their names.
@@ -124,11 +124,11 @@ def normuon(
     Args:
         lr: The step size, as for Adam.
         momentum: Momentum of the matrices.
-        row_beta: Memory of the mean square of each neuron's update.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
-        beta1: Memory of Adam's mean.
-        beta2: Memory of Adam's mean square.
+        row_beta: Decay rate of the running mean square of each neuron's update.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
+        beta1: Decay rate of Adam's running mean.
+        beta2: Decay rate of Adam's running mean square.
         adam: Patterns of names that Adam takes, separated by spaces.
 
     Example:
@@ -162,8 +162,8 @@ def muonclip(
         logits: A function that returns, for each pair, the largest logit of each head in the last forward pass.
         tau: The bound of the logits.
         momentum: Momentum of the matrices.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         adam: Patterns of names that Adam takes, separated by spaces.
 
     Example:
@@ -195,11 +195,11 @@ def dion(
     Args:
         lr: The step size of the matrices.
         momentum: The part of the followed directions that stays in the buffer.
-        rank: How many directions; a fraction is taken of the shorter side.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        rank: The number of directions; a fraction is taken of the shorter side.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         adam: Patterns of names that Adam takes, separated by spaces.
-        seed: Draws from a generator of its own.
+        seed: The seed of the random generator, which is saved; None for torch's default generator.
 
     Example:
         >>> from moduli import optim, presets
@@ -227,7 +227,7 @@ def scion(
 
     Args:
         lr: The step size; constrained, the part of the way to the boundary that a step goes.
-        momentum: Memory of the mean of gradients.
+        momentum: Decay rate of the running mean of gradients.
         radius: The radius of hidden layers' balls.
         head_radius: The radius for embeddings, heads and vectors.
         constrained: Keep the weights within the balls, which is weight decay of one; False only bounds the steps.
@@ -258,11 +258,11 @@ def splus(
 
     Args:
         lr: The step size.
-        beta1: Memory of the momentum.
-        beta2: Memory of the covariances.
+        beta1: Decay rate of the momentum.
+        beta2: Decay rate of the covariances.
         precond_freq: Steps between two eigendecompositions.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -285,11 +285,11 @@ def kl_shampoo(
 
     Args:
         lr: The step size.
-        momentum: Memory of the mean of scaled updates.
-        beta: Memory of the factors.
+        momentum: Decay rate of the running mean of scaled updates.
+        beta: Decay rate of the factors.
         precond_freq: Steps between two eigendecompositions.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -313,12 +313,12 @@ def soap(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square, and of the covariances.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square, and of the covariances.
         precond_freq: The basis follows at every n-th step.
         precondition_1d: Whether vectors are rotated, too; by default they are left to Adam, as in the authors' code.
-        weight_decay: How much of the weights each step takes away, times `lr`; not the first, which only makes the basis.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`; the first step only computes the basis.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -342,7 +342,7 @@ def shampoo(
         momentum: Momentum of the preconditioned steps.
         precond_freq: The roots are computed at every n-th step.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -360,8 +360,8 @@ def psgd(
     Args:
         lr: The step size, as for Adam.
         momentum: Momentum of the gradient, before it is preconditioned.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
         seed: Seed of the fit's noise.
 
     Example:

@@ -16,7 +16,7 @@ def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, wei
         lr: The step size; None for relative steps.
         decay: The power of the memory of the second moment.
         clip: The largest root mean square of a scaled update.
-        weight_decay: How much of the weights each step takes away, times `lr`.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
 
     Example:
         >>> from moduli import optim, presets
@@ -40,11 +40,11 @@ def came(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the second moment.
-        beta3: Memory of the instability.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the second moment.
+        beta3: Decay rate of the instability.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -67,11 +67,11 @@ def adam8bit(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -94,11 +94,11 @@ def galore(
 
     Args:
         lr: The step size.
-        rank: How many directions.
+        rank: The number of directions.
         update_gap: Steps between two decompositions.
         scale: A factor of projected updates.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -121,11 +121,11 @@ def fira(
 
     Args:
         lr: The step size.
-        rank: How many directions.
+        rank: The number of directions.
         update_gap: Steps between two decompositions.
         scale: A factor of updates.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -149,12 +149,12 @@ def apollo(
 
     Args:
         lr: The step size.
-        rank: How many random directions.
+        rank: The number of random directions.
         update_gap: Steps between two draws.
         mini: APOLLO-Mini: one direction and one ratio for each matrix.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
-        seed: Draws from a generator of its own.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
+        seed: The seed of the random generator, which is saved; None for torch's default generator.
 
     Example:
         >>> from moduli import optim, presets

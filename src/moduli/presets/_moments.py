@@ -22,11 +22,11 @@ def adopt(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: The smallest denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -51,13 +51,13 @@ def ademamix(
 
     Args:
         lr: The step size.
-        beta1: Memory of the fast mean.
-        beta2: Memory of the mean square.
-        beta3: Memory of the slow mean.
-        alpha: How much of the slow mean enters.
-        warmup: Steps over which the slow mean comes in, usually all of them; None for none.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        beta1: Decay rate of the fast mean.
+        beta2: Decay rate of the running mean square.
+        beta3: Decay rate of the slow mean.
+        alpha: The weight of the slow mean in the step.
+        warmup: Steps over which `alpha` and `beta3` rise, usually all steps; None for constant values.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -85,12 +85,12 @@ def nadam(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        momentum_decay: How fast the momentum rises.
+        momentum_decay: The rate at which the momentum rises.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -117,11 +117,11 @@ def radam(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -138,10 +138,10 @@ def adadelta(
 
     Args:
         lr: A factor of the steps.
-        rho: Memory of the mean squares.
+        rho: Decay rate of the running mean squares.
         eps: Added to the mean squares.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -164,11 +164,11 @@ def adamax(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
+        beta1: Decay rate of the running mean.
         beta2: Decay of the largest magnitude.
         eps: Added to the magnitude.
         weight_decay: An L2 penalty.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -191,11 +191,11 @@ def adabelief(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the variance.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the variance.
         eps: Added to the variance and to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -214,15 +214,15 @@ def laprop(
     weight_decay: Any = 0.0,
     decay: Decays = "all",
 ) -> list[Module]:
-    """LaProp: gradients are scaled first and averaged then, so that any two memories go together.
+    """LaProp: gradients are scaled first and averaged then, so that any two decay rates can be combined.
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean of scaled gradients.
-        beta2: Memory of the mean square.
+        beta1: Decay rate of the running mean of scaled gradients.
+        beta2: Decay rate of the running mean square.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets
@@ -250,11 +250,11 @@ def adam_mini(
 
     Args:
         lr: The step size.
-        beta1: Memory of the mean.
-        beta2: Memory of the mean square of each block.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the running mean square of each block.
         eps: Added to the denominator.
-        weight_decay: How much of the weights each step takes away, times `lr`.
-        decay: What decays: "all" parameters, or "matrices" (see `adamw`).
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
         >>> from moduli import optim, presets

@@ -12,7 +12,7 @@ def lbfgs(*, history_size: int = 10) -> list[Module]:
     """L-BFGS with a strong Wolfe line search; give it `mo.closure(fn, fixed=True)` for a fixed batch.
 
     Args:
-        history_size: How many pairs are kept.
+        history_size: The number of stored pairs.
 
     Example:
         >>> from moduli import optim, presets
@@ -142,7 +142,7 @@ def spsa(lr: float = 1e-2, *, h: float = 1e-3, n_samples: int = 1, seed: int | N
         lr: The step size.
         h: The length of the differences.
         n_samples: Directions per step.
-        seed: Draws from a generator of its own.
+        seed: The seed of the random generator, which is saved; None for torch's default generator.
 
     Example:
         >>> from moduli import optim, presets
@@ -157,7 +157,7 @@ def adahessian(lr: float = 1e-1, *, seed: int | None = None) -> list[Module]:
 
     Args:
         lr: The step size.
-        seed: Draws from a generator of its own.
+        seed: The seed of the random generator, which is saved; None for torch's default generator.
 
     Example:
         >>> from moduli import optim, presets
@@ -172,7 +172,7 @@ def sophia(lr: float = 1e-3, *, seed: int | None = None) -> list[Module]:
 
     Args:
         lr: The step size.
-        seed: Draws from a generator of its own.
+        seed: The seed of the random generator, which is saved; None for torch's default generator.
 
     Example:
         >>> from moduli import optim, presets

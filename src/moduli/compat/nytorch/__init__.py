@@ -1,7 +1,7 @@
 """Every name of nytorch in one place, with the behaviour that its documentation describes.
 
-A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`; that package's modules are
-here, too. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the old meaning.
+Programs replace `from nytorch import NytoModule` by `from moduli.compat.nytorch import NytoModule`; the modules of nytorch are
+here, too. Where moduli differs, `docs/from-nytorch.md` describes the difference, and how to write the old meaning.
 
 Example:
     >>> import torch

@@ -30,13 +30,13 @@ VersionKernelImp: TypeAlias = Version
 
 
 class VersionDataImp:
-    """The structure of a species at one version: what every attribute refers to, and every parameter's configuration.
+    """The structure of a species at one version: the references of attributes, and the configuration of each parameter.
 
     Attributes:
-        meta: For each module, the identifiers of what its attributes refer to.
-        config: For each parameter, how operations treat it.
+        meta: For each module, the identifiers that its attributes refer to.
+        config: The configuration of each parameter for operations.
         names: The dotted name of each parameter; the first one where it has several.
-        number: How many edits were made before.
+        number: The number of earlier edits.
 
     Example:
         >>> from moduli.particles import adopt
@@ -60,14 +60,14 @@ class VersionDataImp:
             yield key, ModuleMeta(*refs, kind)
 
     def copy(self) -> VersionDataImp:
-        """A deep copy of the metadata, in order."""
+        """Return a deep copy of the metadata, in order."""
         twin = VersionDataImp(self.version)
         twin.meta = OrderedDict((key, self.meta[key].copy()) for key in sorted(self.meta))
         twin.config = OrderedDict((key, self.config[key].copy()) for key in sorted(self.config))
         return twin
 
     def init_kernel(self, kernel: Any) -> None:
-        """Nothing needs to be prepared."""
+        """Do nothing."""
 
     def init_particle(self, pdata: ParticleDataImp) -> None:
         """Put the keys of a particle's data in the order of the metadata."""
@@ -75,7 +75,7 @@ class VersionDataImp:
         pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config)
 
     def get_sub_modules(self, root: ModuleID) -> set[ModuleID]:
-        """The identifiers of a module and of all modules below it."""
+        """Return the identifiers of a module and of all modules below it."""
         queue = [root]
         for key in queue:
             queue += [
@@ -84,16 +84,16 @@ class VersionDataImp:
         return set(queue)
 
     def get_sub_params(self, root: ModuleID) -> set[ParamID]:
-        """The identifiers of all parameters of a module and of the modules below it."""
+        """Return the identifiers of all parameters of a module and of the modules below it."""
         modules = self.get_sub_modules(root)
         return {pid for key in modules for pid in self.meta[key].sub_params.values() if pid is not None}
 
     def get_garbage_modules(self) -> set[ModuleID]:
-        """The identifiers of modules that cannot be reached from the root."""
+        """Return the identifiers of modules that cannot be reached from the root."""
         return set(self.meta) - self.get_sub_modules(ROOT_MODULE_ID)
 
     def get_garbage_params(self) -> set[ParamID]:
-        """The identifiers of parameters that cannot be reached from the root."""
+        """Return the identifiers of parameters that cannot be reached from the root."""
         return set(self.config) - self.get_sub_params(ROOT_MODULE_ID)
 
     def remove_modules(self, modules: set[ModuleID]) -> None:
@@ -127,14 +127,14 @@ class ParticleDataImp:
         self.params = params
 
     def init_kernel(self, kernel: Any) -> None:
-        """Nothing needs to be prepared: modules find their kernel through the record of their particle."""
+        """Do nothing: modules find their kernel through the record of their particle."""
 
     def copy(self, vdata: VersionDataImp) -> ParticleDataImp:
-        """New modules around the same parameters."""
+        """Return new modules around the same parameters."""
         return self.create(vdata, OrderedDict(self.params))
 
     def create(self, vdata: VersionDataImp, params: ParamDict) -> ParticleDataImp:
-        """New modules, in the same structure, around given parameters.
+        """Return new modules, in the same structure, around given parameters.
 
         Args:
             vdata: The structure.
@@ -219,11 +219,11 @@ class ParticleKernelImp:
         return _locate(self.root)
 
     def create(self, data: ParticleDataImp) -> Any:
-        """The kernel of the particle that other data are of."""
+        """Return the kernel of the particle that other data are of."""
         return kernel_of(data.modules[ROOT_MODULE_ID])
 
     def version_update(self, version_updater: Any) -> None:
-        """Make an edit: a new version, and this particle brought to it; if either fails, neither happens.
+        """Make an edit: a new version, to which this particle is changed; if either fails, nothing changes.
 
         Raises:
             StructureError: If the particle has no such module, or the edit is none of the eight documented ones.
@@ -241,11 +241,11 @@ class ParticleKernelImp:
         version_updater.edit(modules[version_updater.module_id], self.root)
 
     def particle_update(self) -> None:
-        """Bring the particle to the newest version, through all those in between."""
+        """Change the particle to the newest version, through all versions in between."""
         bring_up(self.root)
 
     def detach(self) -> Any:
-        """The same parameters as a particle of a new species."""
+        """Return the same parameters as a particle of a new species."""
         return self.root.detach()._particle_kernel  # type: ignore[operator]
 
 

@@ -1,7 +1,7 @@
-"""The abstract core of nytorch, for species of one's own: what versions, particles and edits consist of.
+"""The abstract core of nytorch, to define other species: classes of versions, particles and edits.
 
-* `VersionData` and `ParticleData` are what a version and a particle consist of;
-* `VersionUpdater` and `ParticleUpdater` are one edit, as seen by the species and by a particle;
+* `VersionData` and `ParticleData` are the data of a version and of a particle;
+* `VersionUpdater` and `ParticleUpdater` are the two parts of an edit, for the species and for each particle;
 * `VersionKernel` and `ParticleKernel` run them, all or nothing;
 * `Particle` and `Product` are the two forms of a value: a whole object, and the light form that arithmetic runs on.
 
@@ -45,11 +45,11 @@ class VersionData(ABC, Generic[Tvdata, Tpdata]):
 
     @abstractmethod
     def copy(self) -> Tvdata:
-        """A deep copy."""
+        """Return a deep copy."""
 
     @abstractmethod
     def init_kernel(self, kernel: VersionKernel) -> None:
-        """Prepare the version that is about to hold this metadata."""
+        """Prepare the version that will have this metadata."""
 
     @abstractmethod
     def init_particle(self, pdata: Tpdata) -> None:
@@ -71,15 +71,15 @@ class ParticleData(ABC, Generic[Tvdata, Tpdata]):
 
     @abstractmethod
     def copy(self, vdata: Tvdata) -> Tpdata:
-        """A copy that refers to the same parameters."""
+        """Return a copy that refers to the same parameters."""
 
     @abstractmethod
     def init_kernel(self, kernel: ParticleKernel) -> None:
-        """Prepare the particle kernel that is about to hold this data."""
+        """Prepare the particle kernel that will have this data."""
 
 
 class VersionUpdater(ABC, Generic[Tvdata, Tpdata]):
-    """An edit, as the species sees it. Its methods are called in the order below.
+    """The part of an edit that changes the species. Its methods are called in the order below.
 
     Example:
         >>> from moduli.compat.nytorch.kernel import VersionUpdater
@@ -97,11 +97,11 @@ class VersionUpdater(ABC, Generic[Tvdata, Tpdata]):
 
     @abstractmethod
     def run(self, vdata: Tvdata) -> tuple[Tvdata, ParticleUpdater[Tvdata, Tpdata]]:
-        """Make the metadata of the next version, and what brings particles there."""
+        """Return the metadata of the next version, and the updater that changes particles to it."""
 
 
 class ParticleUpdater(ABC, Generic[Tvdata, Tpdata]):
-    """An edit, as a particle sees it. The setters are called once, in the order below, and `run` once per particle.
+    """The part of an edit that changes a particle. The setters are called once, in the order below, and `run` once per particle.
 
     Example:
         >>> from moduli.compat.nytorch.kernel import ParticleUpdater
@@ -123,7 +123,7 @@ class ParticleUpdater(ABC, Generic[Tvdata, Tpdata]):
 
     @abstractmethod
     def run(self, pdata: Tpdata) -> None:
-        """Bring one particle to the next version, or raise and leave it as it was."""
+        """Change one particle to the next version; if this fails, the particle is not changed."""
 
 
 class VersionKernel(ABC):  # noqa: B024 - those of modules are registered with it
@@ -131,7 +131,7 @@ class VersionKernel(ABC):  # noqa: B024 - those of modules are registered with i
 
     Attributes:
         next_version: The version that an edit made from this one, or None while it is the newest.
-        particle_updater: What brings particles there.
+        particle_updater: The updater that changes particles to that version.
         data: The metadata of this version.
 
     Example:
@@ -176,7 +176,7 @@ class VersionKernel(ABC):  # noqa: B024 - those of modules are registered with i
         self.next_version, self.particle_updater = VersionKernel(data), updater
 
     def particle_update(self, particle_data: Any) -> None:
-        """Bring a particle from this version to the next.
+        """Change a particle from this version to the next.
 
         Raises:
             StructureError: If this is the newest version.
@@ -187,12 +187,12 @@ class VersionKernel(ABC):  # noqa: B024 - those of modules are registered with i
         self.next_version.data.init_particle(particle_data)
 
     def del_next_version(self) -> None:
-        """Take back an edit that failed."""
+        """Undo an edit that failed."""
         self.next_version = None
         self.particle_updater = None
 
     def copy(self) -> VersionKernel:
-        """A version that shares this one's metadata and has no successor."""
+        """Return a version that shares this one's metadata and has no successor."""
         return VersionKernel(self.data)
 
 
@@ -201,7 +201,7 @@ class ParticleKernel(ABC):  # noqa: B024 - those of modules are registered with 
 
     Attributes:
         version: The version it is at.
-        data: What it consists of.
+        data: Its data.
 
     Example:
         >>> import torch
@@ -217,11 +217,11 @@ class ParticleKernel(ABC):  # noqa: B024 - those of modules are registered with 
         self.data = data
 
     def create(self, data: Any) -> ParticleKernel:
-        """Another particle of the species, at the same version."""
+        """Return another particle of the species, at the same version."""
         return ParticleKernel(self.version, data)
 
     def version_update(self, version_updater: Any) -> None:
-        """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
+        """Make an edit: a new version, to which this particle is changed; if either fails, nothing changes."""
         self.particle_update()
         version, data = self.version, self.data
         with Guard(deferred=True) as guard:
@@ -232,13 +232,13 @@ class ParticleKernel(ABC):  # noqa: B024 - those of modules are registered with 
                 self.version = version.next_version
 
     def particle_update(self) -> None:
-        """Bring the particle to the newest version, through all those in between."""
+        """Change the particle to the newest version, through all versions in between."""
         while self.version.next_version is not None:
             self.version.particle_update(self.data)
             self.version = self.version.next_version
 
     def detach(self) -> ParticleKernel:
-        """The same data as a particle of a new species, which starts with a copy of this version's metadata."""
+        """Return the same data as a particle of a new species, which starts with a copy of this version's metadata."""
         data = self.version.data.copy()
         version: VersionKernel = VersionKernel(data)
         return ParticleKernel(version, self.data.copy(data))
@@ -276,23 +276,23 @@ class Product(Operators, ABC, Generic[Tparticle]):
 
     @abstractmethod
     def particle(self) -> Tparticle:
-        """The particle with these values."""
+        """Return the particle with these values."""
 
     @abstractmethod
     def clone(self) -> Self:
-        """A product with copies of the values."""
+        """Return a product with copies of the values."""
 
     @abstractmethod
     def rand(self) -> Self:
-        """A product with values drawn uniformly from [0, 1)."""
+        """Return a product with values drawn uniformly from [0, 1)."""
 
     @abstractmethod
     def randn(self) -> Self:
-        """A product with values drawn from the standard normal distribution."""
+        """Return a product with values drawn from the standard normal distribution."""
 
 
 class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
-    """A whole object seen as one point of its species' space.
+    """A whole object as one point of the space of its species.
 
     A subclass says how it becomes a `Product` and takes one over; every operation follows from that.
 
@@ -306,24 +306,24 @@ class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
 
     @abstractmethod
     def product(self) -> Tproduct:
-        """The product with this particle's values."""
+        """Return the product with this particle's values."""
 
     @abstractmethod
     def product_(self, product: Tproduct) -> Self:
         """Copy the values of a product into this particle."""
 
     def clone(self) -> Self:
-        """A particle with copies of the values."""
+        """Return a particle with copies of the values."""
         product: Any = self.product()
         return product.clone().particle()  # type: ignore[no-any-return]
 
     def rand(self) -> Self:
-        """A particle with values drawn uniformly from [0, 1)."""
+        """Return a particle with values drawn uniformly from [0, 1)."""
         product: Any = self.product()
         return product.rand().particle()  # type: ignore[no-any-return]
 
     def randn(self) -> Self:
-        """A particle with values drawn from the standard normal distribution."""
+        """Return a particle with values drawn from the standard normal distribution."""
         product: Any = self.product()
         return product.randn().particle()  # type: ignore[no-any-return]
 

@@ -50,7 +50,7 @@ class ModuleMeta:
     kind: type[nn.Module] | None = None
 
     def copy(self) -> ModuleMeta:
-        """A deep copy."""
+        """Return a deep copy."""
         return ModuleMeta(
             OrderedDict(self.sub_modules), OrderedDict(self.sub_params), OrderedDict(self.sub_buffers), self.kind
         )

@@ -50,11 +50,11 @@ class PMProduct(ParamProduct):
         return inside
 
     def particle(self) -> ParticleModule[Any]:
-        """The `ParticleModule` with these parameters."""
+        """Return the `ParticleModule` with these parameters."""
         return ParticleModule(product_to_module(self))
 
     def module(self) -> ParticleModule[Any]:
-        """The `ParticleModule` with these parameters."""
+        """Return the `ParticleModule` with these parameters."""
         return self.particle()
 
 
@@ -110,7 +110,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         record_of(self._inside()).wrapped = False
 
     def product(self) -> PMProduct:
-        """The light form of this module."""
+        """Return the light form of this module."""
         return PMProduct.from_ParamProduct(self._call(lambda module, _: module.product()))
 
     def product_(self, product: PMProduct) -> Self:
@@ -119,23 +119,23 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         return self
 
     def clone(self) -> Self:
-        """A wrapper around a copy of the module inside."""
+        """Return a wrapper around a copy of the module inside."""
         return +self
 
     def rand(self) -> Self:
-        """A wrapper around a module with values drawn uniformly from [0, 1)."""
+        """Return a wrapper around a module with values drawn uniformly from [0, 1)."""
         return self._rewrap(self._call(lambda module, _: module.rand()))  # type: ignore[no-any-return]
 
     def randn(self) -> Self:
-        """A wrapper around a module with values drawn from the standard normal distribution."""
+        """Return a wrapper around a module with values drawn from the standard normal distribution."""
         return self._rewrap(self._call(lambda module, _: module.randn()))  # type: ignore[no-any-return]
 
     def clone_from(self, source: ParticleModule[Any]) -> Self:
-        """A wrapper around a module of this species with the values of another wrapper's."""
+        """Return a wrapper around a module of this species with the values of another wrapper's."""
         return self._rewrap(self._call(lambda module, _: module.clone_from(source.root_module)))  # type: ignore[no-any-return]
 
     def touch(self) -> Self:
-        """Bring the particle inside to the newest version of its species."""
+        """Change the particle inside to the newest version of its species."""
         self._call(lambda module, _: module.touch())
         return self
 
@@ -169,7 +169,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         return NotImplemented if done is NotImplemented else self
 
     def _rewrap(self, inside: Any) -> Any:
-        """A wrapper like this one, with its mode, hooks and attributes, around another module."""
+        """Return a wrapper like this one, with its mode, hooks and attributes, around another module."""
         if inside is NotImplemented:
             return NotImplemented
         twin: Any = copy_module(self)

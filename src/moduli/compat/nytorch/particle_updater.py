@@ -1,4 +1,4 @@
-"""The eight edits, as particles see them: what brings a particle from one version to the next.
+"""The eight edits, for particles: each changes a particle from one version to the next.
 
 The particle that starts an edit gets the very objects; the others get copies of the values at the time of the edit. The
 `text` of each is the edit in words.
@@ -19,7 +19,7 @@ from .utils import clone_params, copy_modules, make_modules_ref
 
 
 class ParticleEditView:
-    """An edit of one attribute, as a particle sees it.
+    """The edit of one attribute, for particles.
 
     Attributes:
         module_id: The module that is edited.
@@ -63,7 +63,7 @@ class ParticleEditView:
         return self
 
     def run(self, pdata: Any) -> None:
-        """Bring one particle to the next version, or raise and leave it as it was.
+        """Change one particle to the next version; if this fails, the particle is not changed.
 
         Raises:
             StructureError: If the metadata of the next version was not received.
@@ -84,7 +84,7 @@ class ParticleEditView:
 
 
 class AddModuleParticleUpdater(ParticleEditView):
-    """A module is assigned.
+    """The assignment of a module.
 
     Example:
         >>> from moduli.compat.nytorch import AddModuleParticleUpdater
@@ -110,7 +110,7 @@ class AddModuleParticleUpdater(ParticleEditView):
 
 
 class AddParamParticleUpdater(ParticleEditView):
-    """A parameter is assigned: a new one, or one that the particle has already under another name.
+    """The assignment of a parameter: a new one, or one that the particle has already under another name.
 
     Example:
         >>> from moduli.compat.nytorch import AddParamParticleUpdater
@@ -139,7 +139,7 @@ class AddParamParticleUpdater(ParticleEditView):
 
 
 class RegisterBufferParticleUpdater(ParticleEditView):
-    """A buffer is registered.
+    """The registration of a buffer.
 
     Example:
         >>> from moduli.compat.nytorch import RegisterBufferParticleUpdater
@@ -167,7 +167,7 @@ class RegisterBufferParticleUpdater(ParticleEditView):
 
 
 class SetModuleNoneParticleUpdater(ParticleEditView):
-    """A module becomes None.
+    """The replacement of a module by None.
 
     Example:
         >>> from moduli.compat.nytorch import SetModuleNoneParticleUpdater
@@ -177,7 +177,7 @@ class SetModuleNoneParticleUpdater(ParticleEditView):
 
 
 class SetParamNoneParticleUpdater(ParticleEditView):
-    """A parameter becomes None.
+    """The replacement of a parameter by None.
 
     Example:
         >>> from moduli.compat.nytorch import SetParamNoneParticleUpdater
@@ -187,7 +187,7 @@ class SetParamNoneParticleUpdater(ParticleEditView):
 
 
 class DelModuleParticleUpdater(ParticleEditView):
-    """A module is deleted.
+    """The deletion of a module.
 
     Example:
         >>> from moduli.compat.nytorch import DelModuleParticleUpdater
@@ -197,7 +197,7 @@ class DelModuleParticleUpdater(ParticleEditView):
 
 
 class DelParamParticleUpdater(ParticleEditView):
-    """A parameter is deleted.
+    """The deletion of a parameter.
 
     Example:
         >>> from moduli.compat.nytorch import DelParamParticleUpdater
@@ -210,7 +210,7 @@ class DelParamParticleUpdater(ParticleEditView):
 
 
 class DelBufferParticleUpdater(ParticleEditView):
-    """A buffer is deleted.
+    """The deletion of a buffer.
 
     Example:
         >>> from moduli.compat.nytorch import DelBufferParticleUpdater

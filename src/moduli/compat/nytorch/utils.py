@@ -11,7 +11,7 @@ from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict
 
 
 def clone_params(params: ParamDict) -> ParamDict:
-    """Copies of parameters, by identifier.
+    """Return copies of parameters, by identifier.
 
     Example:
         >>> import torch
@@ -22,9 +22,9 @@ def clone_params(params: ParamDict) -> ParamDict:
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """A module of the same class with the same attributes, parameters, buffers and children, but registries of its own.
+    """Return a module of the same class with the same attributes, parameters, buffers and children, but registries of its own.
 
-    What is registered with the copy, hooks included, is not registered with the original.
+    Parts that are registered with the copy, hooks included, are not registered with the original.
 
     Example:
         >>> a = nn.Linear(2, 1)
@@ -32,7 +32,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         >>> b.weight is a.weight, b._parameters is a._parameters
         (True, False)
     """
-    # An attribute access builds a result that was not looked into yet.
+    # The access to an attribute builds a result that was not read before.
     _ = module._parameters
     twin: nn.Module = object.__new__(type(module))
     own = {key for key, value in vars(nn.Module()).items() if isinstance(value, dict | set)} | {"_labelled"}
@@ -42,7 +42,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def copy_modules(modules: ModuleDict) -> ModuleDict:
-    """Copies of modules, by identifier, as `copy_module` makes them.
+    """Return copies of modules, by identifier, as `copy_module` makes them.
 
     Example:
         >>> copy_modules(OrderedDict([(0, nn.Identity())]))[0]
@@ -54,7 +54,7 @@ def copy_modules(modules: ModuleDict) -> ModuleDict:
 def make_modules_ref(
     modules: ModuleDict, params: ParamDict, metas: MetaDict, targets: set[ModuleID] | None = None
 ) -> None:
-    """Let modules refer to each other and to parameters as metadata says.
+    """Set the references of modules to each other and to parameters, by metadata.
 
     Args:
         modules: The modules by identifier.

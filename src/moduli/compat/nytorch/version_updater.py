@@ -1,4 +1,4 @@
-"""The eight edits, as the species sees them: each makes the next version, and what brings particles there."""
+"""The eight edits, for species: each makes the next version, and the updater that changes particles to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .mtype import ModuleID
 
 
 class VersionEdit(ABC):
-    """An edit of one attribute, as the species sees it. Subclasses say what it does to the module."""
+    """The edit of one attribute, for species. Subclasses define the change of the module."""
 
     def __init__(self, module_id: ModuleID, attr_name: str) -> None:
         self.module_id = module_id
@@ -35,7 +35,7 @@ class VersionEdit(ABC):
         return self
 
     def run(self, vdata: Any) -> tuple[Any, Any]:
-        """Edit the particle that starts it; gives the metadata of the next version, and what brings particles there."""
+        """Edit the particle that starts it, and return the metadata of the next version and the updater of particles."""
         kernel, self._particle_data = self._particle_data.modules[0]._particle_kernel, None
         before = kernel.version
         kernel.version_update(self)
@@ -74,7 +74,7 @@ class VersionEdit(ABC):
 
 
 class AddModuleVersionUpdater(VersionEdit):
-    """Assigns a module.
+    """The assignment of a module.
 
     Args:
         module_id: The module that it is assigned to.
@@ -99,7 +99,7 @@ class AddModuleVersionUpdater(VersionEdit):
 
 
 class AddParamVersionUpdater(VersionEdit):
-    """Assigns a parameter.
+    """The assignment of a parameter.
 
     Args:
         module_id: The module that it is assigned to.
@@ -124,7 +124,7 @@ class AddParamVersionUpdater(VersionEdit):
 
 
 class RegisterBufferVersionUpdater(VersionEdit):
-    """Registers a buffer.
+    """The registration of a buffer.
 
     Args:
         module_id: The module that it is registered with.
@@ -175,7 +175,7 @@ class _Deletion(VersionEdit):
 
 
 class SetModuleNoneVersionUpdater(_SetNone):
-    """Sets a module to None.
+    """The replacement of a module by None.
 
     Args:
         module_id: The module that has it.
@@ -192,7 +192,7 @@ class SetModuleNoneVersionUpdater(_SetNone):
 
 
 class SetParamNoneVersionUpdater(_SetNone):
-    """Sets a parameter to None.
+    """The replacement of a parameter by None.
 
     Args:
         module_id: The module that has it.
@@ -209,7 +209,7 @@ class SetParamNoneVersionUpdater(_SetNone):
 
 
 class DelModuleVersionUpdater(_Deletion):
-    """Deletes a module.
+    """The deletion of a module.
 
     Args:
         module_id: The module that has it.
@@ -228,7 +228,7 @@ class DelModuleVersionUpdater(_Deletion):
 
 
 class DelParamVersionUpdater(_Deletion):
-    """Deletes a parameter.
+    """The deletion of a parameter.
 
     Args:
         module_id: The module that has it.
@@ -247,7 +247,7 @@ class DelParamVersionUpdater(_Deletion):
 
 
 class DelBufferVersionUpdater(_Deletion):
-    """Deletes a buffer.
+    """The deletion of a buffer.
 
     Args:
         module_id: The module that has it.

@@ -69,11 +69,12 @@ def check_differentiable(links: Iterable[Module]) -> None:
 
 
 def copy_state(value: Any) -> Any:
-    """Return a copy of a link's state that is part of the graphs of its tensors."""
+    """Return a copy of a link's state whose tensors are clones in the graph of the originals."""
     return map_tensors(value, Tensor.clone, copy.deepcopy)
 
 
 def _renew(link: Module) -> None:
+    """Replace the state of a link and of those inside it by copies; detached ones if grad mode is off."""
     for _, part in link.links():
         for row in part.rows.values():
             row.update({key: copy_state(value) for key, value in row.items()})
@@ -81,13 +82,16 @@ def _renew(link: Module) -> None:
 
 
 def _find_wide(links: Sequence[Module], wide: bool) -> list[bool]:
-    """Return for each link whether it may leave the update in single precision: pointwise, and before another or at the end."""
+    """Return for each link whether it may leave the update in single precision.
+
+    It may if it is pointwise or a chain, and the next link is pointwise; after the last link `wide` decides.
+    """
     from ..chain import Chain
     from ..segments import explain_unfused
 
     pointwise = [explain_unfused(link) is None for link in links]
-    may = [own or isinstance(link, Chain) for own, link in zip(pointwise, links, strict=True)]
-    return [own and following for own, following in zip(may, [*pointwise[1:], wide], strict=True)]
+    can_widen = [own or isinstance(link, Chain) for own, link in zip(pointwise, links, strict=True)]
+    return [own and following for own, following in zip(can_widen, [*pointwise[1:], wide], strict=True)]
 
 
 def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:

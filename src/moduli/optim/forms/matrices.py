@@ -1,8 +1,8 @@
 """The parameters of a population as N x P matrices whose rows are members.
 
-A **block** is one of the matrices that the population stores its parameters in, one for each dtype and device. Links work on blocks
-if all parameters are trained alike: in one group of the optimizer, with a gradient, for the same number of steps. Otherwise they
-get each parameter by itself, stacked over members.
+A **leaf** is one parameter of all members, stacked. A **block** is one of the matrices that the population stores its leaves in,
+one for each dtype and device. Links work on blocks if all leaves are trained alike: in one group of the optimizer, with a
+gradient, for the same number of steps. Otherwise they get the leaves.
 
 Members are rows and not columns, since members are exchanged, copied, ranked and printed.
 """
@@ -38,27 +38,27 @@ class MemberMatrices(MembersForm):
         population: Its population.
 
     Attributes:
-        blocks: The matrices; empty if links get each parameter by itself.
-        apart: Whether at some step not all parameters had a gradient, so that they are no longer trained alike.
+        blocks: The matrices; empty if links get leaves.
+        apart: Whether at some step not all leaves had a gradient, so that they are no longer trained alike.
     """
 
     enters = True
 
     def __init__(self, optimizer: Optimizer, population: Population) -> None:
         self.population = population
-        #: Marks the parameters as changed, for autograd and members.
+        #: Marks the leaves as changed, for autograd and for members.
         self.push = population._mark_changed
         self.binding, self.slots = optimizer.binding, optimizer.binding.slots
         self.blocks: list[Block] = []
         self.apart = False
-        #: The parameters of the plan, and whether they are trained alike.
+        #: The leaves of the plan, and whether they are trained alike.
         self._planned: tuple[list[Tensor], bool] = ([], False)
-        #: Parameters without a gradient in the step that runs, with their values, and their state by link and slot.
+        #: The leaves without a gradient in the current step, with their values, and their state by link and slot.
         self._aside: tuple[list[tuple[Tensor, Tensor]], list[tuple[Module, int, Any]]] | None = None
         self.relink(optimizer)
 
     def relink(self, optimizer: Optimizer) -> None:
-        """Collect the links that take matrices, and let their state be read by leaf."""
+        """Collect the links that take matrices, and make their state readable by leaf."""
         self.used = not keeps_graph(optimizer._needs) and not optimizer.differentiable
         tops = [top for top in optimizer.modules if self.used and takes_matrices(top)]
         self.links = [link for top in tops for _, link in top.links()]
@@ -89,7 +89,7 @@ class MemberMatrices(MembersForm):
         return blocks or leaves, None if evaluator is None else self.wrap(evaluator, leaves)
 
     def _are_alike(self, leaves: Sequence[Tensor]) -> bool:
-        """Return whether all parameters are trained, with the same settings."""
+        """Return whether all leaves of the population are trained, with the same settings."""
         return (
             self.used
             and len(leaves) == len(self.population.layout)
@@ -104,18 +104,20 @@ class MemberMatrices(MembersForm):
             leaves_by_group.setdefault(entry.group, []).append(leaf)
         blocks = [Block(leaves, group) for group, leaves in leaves_by_group.items()]
         rows = [(link, block, list(map(link.rows.get, self._number(block)))) for link in self.links for block in blocks]
-        # Leaves that were trained for other numbers of steps can't share a matrix.
-        self.apart = any(_describe_row(row) != _describe_row(each[0]) for _, _, each in rows for row in each)
+        # Leaves that were trained for different numbers of steps can't share a matrix.
+        self.apart = any(
+            _describe_row(row) != _describe_row(of_leaves[0]) for _, _, of_leaves in rows for row in of_leaves
+        )
         if self.apart:
             return
         self.blocks = blocks
         for block in blocks:
             self.slots.number(block.tensor, block.leaves[0])
-        for link, block, each in rows:
+        for link, block, of_leaves in rows:
             for slot in self._number(block):
                 link.rows.pop(slot, None)
-            if each[0]:
-                link.rows[self.slots.number(block.tensor)] = link.make_row(block.join_rows(each))
+            if of_leaves[0]:
+                link.rows[self.slots.number(block.tensor)] = link.make_row(block.join_rows(of_leaves))
             link.row_writes.add()
 
     def _number(self, block: Block) -> list[int]:
@@ -137,7 +139,7 @@ class MemberMatrices(MembersForm):
         self.blocks = []
 
     def list_rows(self, link: Module) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows of a link by the slots of leaves; columns of matrices as separate tensors."""
+        """Yield the rows of a link by the slots of leaves, with copies of the columns of matrices."""
         blocks = {self.slots.number(block.tensor): block for block in self.blocks}
         for slot, row in link.rows.items():
             if slot not in blocks:
@@ -148,7 +150,7 @@ class MemberMatrices(MembersForm):
                 yield leaf, map_tensors(columns, Tensor.contiguous)
 
     def gather(self) -> None:
-        """Concatenate the gradients of leaves to gradients of blocks, of which those of the leaves become views."""
+        """Concatenate the gradients of leaves to gradients of blocks, and make the gradients of the leaves views of these."""
         for block in self.blocks:
             grads: list[Any] = [leaf.grad for leaf in block.leaves]
             whole = block.tensor.grad
@@ -158,7 +160,7 @@ class MemberMatrices(MembersForm):
             block.tensor.grad = None
             if False in missing:
                 dense = [grad.to_dense() for grad in (fill_zeros(grads, block.leaves) if True in missing else grads)]
-                # `.data` makes it a base tensor, so that `_base` of its columns is this tensor.
+                # `.data` makes the matrix a base tensor, so that `_base` of its columns is this matrix.
                 whole = block.tensor.grad = block.join(dense).data
                 for leaf, column in zip(block.leaves, block.split(whole), strict=True):
                     leaf.grad = column
@@ -168,17 +170,18 @@ class MemberMatrices(MembersForm):
 
         Args:
             evaluator: The closure's evaluator.
-            first: All leaves, at the start of a step; none for the closure of a link.
+            first: The leaves that the first evaluation may leave without a gradient: all of them at the start of a step, none for
+                a closure that a link has set.
         """
         if not self.blocks:
             return evaluator
-        expected = first
+        checked = first
 
         def gather() -> None:
-            # Only at the start of a step: at trial points a missing gradient counts as zero.
-            nonlocal expected
-            missing, count = [leaf for leaf in expected if leaf.grad is None], len(expected)
-            expected = ()
+            # A leaf without a gradient at the start of a step is not trained in it; at trial points its gradient is zero.
+            nonlocal checked
+            missing, count = [leaf for leaf in checked if leaf.grad is None], len(checked)
+            checked = ()
             if 0 < len(missing) < count:
                 self._set_aside(missing)
             self.gather()
@@ -189,7 +192,7 @@ class MemberMatrices(MembersForm):
         return form
 
     def _set_aside(self, leaves: list[Tensor]) -> None:
-        """Store parameters without a gradient, and their state, to be restored by `finish`."""
+        """Store leaves without a gradient, and their state, to be restored by `finish`."""
         self.apart = True
         states: list[tuple[Module, int, Any]] = []
         for link in self.links:
@@ -198,7 +201,7 @@ class MemberMatrices(MembersForm):
         self._aside = ([(leaf, leaf.detach().clone()) for leaf in leaves], states)
 
     def finish(self) -> None:
-        """End a step: restore parameters without a gradient, and mark the others as changed."""
+        """End a step: restore the leaves without a gradient, and mark the others as changed."""
         if self._aside is not None:
             (values, states), self._aside = self._aside, None
             self.dissolve()
@@ -214,7 +217,7 @@ class MemberMatrices(MembersForm):
     # ------------------------------------------------------------------ links that need shapes
 
     def to_leaves(self, objective: Objective) -> None:
-        """Convert an objective's tensors to the shapes of the parameters; `to_matrices` undoes it."""
+        """Convert an objective's tensors from matrices to leaves; `to_matrices` undoes it."""
         self.push()
         objective.blocks, objective.matrices = None, None
         objective.params = [leaf for block in self.blocks for leaf in block.leaves]
@@ -224,9 +227,8 @@ class MemberMatrices(MembersForm):
         for key in ("updates", "grads"):
             tensors = getattr(objective, key)
             if tensors is not None:
-                setattr(
-                    objective, key, [part for b, m in zip(self.blocks, tensors, strict=True) for part in b.split(m)]
-                )
+                pairs = zip(self.blocks, tensors, strict=True)
+                setattr(objective, key, [part for block, matrix in pairs for part in block.split(matrix)])
 
     def to_matrices(self, objective: Objective) -> None:
         """Undo `to_leaves` for the objective that a link returned."""
@@ -236,20 +238,19 @@ class MemberMatrices(MembersForm):
             tensors = getattr(objective, key)
             if tensors is not None:
                 parts = iter(tensors)
-                setattr(objective, key, [b.join(list(itertools.islice(parts, len(b.leaves)))) for b in self.blocks])
+                counts = [(block, len(block.leaves)) for block in self.blocks]
+                setattr(objective, key, [block.join(list(itertools.islice(parts, count))) for block, count in counts])
         objective.present = None
         evaluator = objective.evaluator
-        if evaluator is not None and not isinstance(evaluator, FormEvaluator):  # a link has put its own closure there
+        if evaluator is not None and not isinstance(evaluator, FormEvaluator):  # a link has set its own closure
             objective.evaluator = self.wrap(evaluator)
 
     # ------------------------------------------------------------------ looking and saving
 
     def name_tensors(self) -> str:
         """Return a description of the tensors for links that take matrices."""
-        leaves, matrices = (
-            [leaf for leaf in self.population.parameters() if leaf.requires_grad],
-            self.population.matrices,
-        )
+        leaves = [leaf for leaf in self.population.parameters() if leaf.requires_grad]
+        matrices = self.population.matrices
         if self.apart or not self._are_alike(leaves) or False in map(Tensor.is_contiguous, matrices):
             return "parameters stacked over members"
         sizes = [f"{len(matrix)} x {matrix.shape[1]:,}" for matrix in matrices]
@@ -267,13 +268,15 @@ class MemberMatrices(MembersForm):
 
 
 class Block:
-    """Parameters that move as one matrix.
+    """Leaves of a population that move as one matrix.
+
+    Args:
+        leaves: The leaves.
+        group: The index of the population's matrix that they are columns of.
 
     Attributes:
         tensor: The matrix, N x P; the gradients of leaves are columns of its `grad`.
-        leaves: The population's leaves that its columns belong to, in order.
-        sizes: The number of columns of each.
-        group: The index of the population's matrix.
+        sizes: The number of columns of each leaf.
     """
 
     def __init__(self, leaves: list[Tensor], group: int) -> None:
@@ -312,6 +315,7 @@ class Block:
         return pytree.tree_unflatten(list(map(self._join_leaf, *(leaves for leaves, _ in flat))), flat[0][1])
 
     def _join_leaf(self, *values: Any) -> Any:
+        """Return one value of the block's state, from the values of its leaves."""
         first, dim = values[0], self.leaves[0].dim()
         pairs = zip(values, self.leaves, strict=True)
         if not isinstance(first, Tensor) or any(value.shape[: leaf.dim()] != leaf.shape for value, leaf in pairs):

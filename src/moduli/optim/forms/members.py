@@ -1,4 +1,4 @@
-"""Links over the members of a population: on all at once, or on each by itself; and the saved form of per-member state."""
+"""Links over the members of a population: on all members at once, or on each separately; and the saved form of their state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def takes_matrices(link: Module) -> bool:
 
 
 class MembersForm(StepForm):
-    """Parameters of a population: all members at once, as matrices or stacked, or each member by itself."""
+    """Parameters of a population: all members at once, as matrices or stacked, or each member separately."""
 
     def run(self, link: Module, objective: Objective) -> Objective:
         """Run one link for all members: on matrices, on the parameters in their shapes, or member by member."""
@@ -79,24 +79,24 @@ MEMBERS_FORM = MembersForm()
 
 
 def _is_alone(link: Module) -> bool:
-    """Return whether a link, or one inside it, is run for each member by itself."""
+    """Return whether a link, or one inside it, is run for one member after the other."""
     if lifts(link):
         return any(map(_is_alone, link.children.values()))
     return not batches(link)
 
 
 def check(link: Module) -> None:
-    """Raise ChainError for links that work neither on all members at once nor on each by itself."""
+    """Raise ChainError for links that work neither on all members at once nor on each separately."""
     if lifts(link):
-        for child in link.children.values():  # its children may be links that can't
+        for child in link.children.values():
             check(child)
         return
     outside = next((part for _, part in link.links() if part.keeps_outside), None)
     if outside is not None:
         raise ChainError(f"{type(outside).__name__} keeps what it learns for one model; a population has many")
-    far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
-    if far:
-        wanted = " and ".join(sorted(need.value for need in far))
+    unmet = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
+    if unmet:
+        wanted = " and ".join(sorted(need.value for need in unmet))
         raise ChainError(f"{type(link).__name__} needs {wanted}, which there is for one model, not for a population")
 
 
@@ -111,14 +111,19 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
     """
     if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
         raise ChainError(f"{path} compares members, which are spread over processes; PSO, DE, GA, CEM and PBT can")
-    taken = all(len(value) == count for value in link.defaults.values() if is_per_member(value))
-    check_values(path, link.defaults, count if shard is None or taken else shard.total)
+    # Settings may have a number for each member here, or for each of all processes, until the optimizer slices them.
+    sliced = all(len(value) == count for value in link.defaults.values() if is_per_member(value))
+    check_values(path, link.defaults, count if shard is None or sliced else shard.total)
 
 
 def adopt(population: Population, slots: Slots) -> None:
-    """Make the copied tensors of an optimizer the parameters of the population that was copied with it.
+    """Make the tensors of a copied optimizer the parameters of the population that was copied with it.
 
     A population creates its parameters as views of its storage, so its copy has other tensors than the optimizer's copy.
+
+    Args:
+        population: The copied population.
+        slots: The slots of the copied optimizer.
     """
     params = dict(zip(slots.names, slots.params, strict=True))
     leaves = list(population.parameters())
@@ -139,21 +144,22 @@ def take_member(row: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 def stack_members(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state of all members, from that of each: tensors stacked, equal values once, others as `MemberValues`."""
-    out: dict[str, Any] = {}
+    stacked: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = MemberValues({i: row[name] for i, row in enumerate(rows) if name in row})
         flat = [pytree.tree_flatten(value) for value in values.values()]
         columns = list(map(_stack, zip(*(leaves for leaves, _ in flat), strict=False)))
         alike = len(values) == len(rows) and all(spec == flat[0][1] for _, spec in flat)
         alike = alike and all(column is not _RAGGED for column in columns)
-        out[name] = pytree.tree_unflatten(columns, flat[0][1]) if alike else values
-    return out
+        stacked[name] = pytree.tree_unflatten(columns, flat[0][1]) if alike else values
+    return stacked
 
 
 _RAGGED = object()
 
 
 def _stack(values: Sequence[Any]) -> Any:
+    """Return the values of members as one: a stack of tensors, or the value that all have; `_RAGGED` if there is none."""
     first = values[0]
     if isinstance(first, Tensor):
         kinds = {(value.shape, value.dtype) if isinstance(value, Tensor) else None for value in values}
@@ -166,7 +172,8 @@ def _stack(values: Sequence[Any]) -> Any:
 def batches(link: Module) -> bool:
     """Return whether a link is run for all members in one vectorised call.
 
-    It is not if settings differ between members for which a link inside it takes numbers only, or if states have other shapes.
+    It is not if settings differ between members that a link inside it does not list in `member_settings`, or if the states of
+    members have different shapes.
     """
     parts = [part for _, part in link.links()]
     rows = [row for part in parts for row in (part.global_state, *part.rows.values())]
@@ -182,8 +189,8 @@ def _fits(link: Module) -> bool:
 
 
 def step_each(link: Module, objective: Objective) -> Objective:
-    """Return the objective after a link's step for each member by itself: in one call of `torch.vmap`, or in turn."""
-    from ..objective import Objective as Single
+    """Return the objective after a link's step for each member separately: in one call of `torch.vmap`, or in turn."""
+    from ..objective import Objective as MemberObjective
 
     parts = [part for _, part in link.links()]
     params, count = objective.params, objective.members or 0
@@ -192,7 +199,7 @@ def step_each(link: Module, objective: Objective) -> Objective:
     before = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
     number = link.settings.binding.slots.number
     slots = [number(param) for param in params]
-    done: list[Objective] = []
+    results: list[Objective] = []
 
     def run(
         take: Callable[[Tensor], Any],
@@ -200,15 +207,24 @@ def step_each(link: Module, objective: Objective) -> Objective:
         inputs: tuple[list[Tensor], list[Tensor], Tensor | None],
         states_before: Any,
     ) -> tuple[list[Tensor], list[Any]]:
-        single = Single(rows, loss=inputs[2], current_step=objective.current_step, modular=objective.modular)
-        single.checking = objective.checking
-        single.present, single.updates, single.grads = objective.present, list(inputs[0]), list(inputs[1])
+        """Return the update and the states after a step of one member.
+
+        Args:
+            take: Returns the number of the member from one number for each member.
+            rows: Its parameters.
+            inputs: Its update, gradient and loss.
+            states_before: The rows and the global state of each link.
+        """
+        inner_updates, inner_grads, loss = inputs
+        inner = MemberObjective(rows, loss=loss, current_step=objective.current_step, modular=objective.modular)
+        inner.checking = objective.checking
+        inner.present, inner.updates, inner.grads = objective.present, list(inner_updates), list(inner_grads)
         with _run_alone(link, take), link.settings.binding.slots.show(rows, slots), replace_state(parts, states_before):
             if link.vector_state:
                 link.follow(rows)
-            done.append(link.step(single))
+            results.append(link.step(inner))
             states = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
-        return list(done[-1].get_updates()), states
+        return list(results[-1].get_updates()), states
 
     if batches(link):
         numbers = [value for part in parts for _, value in part.settings.find_per_member()]
@@ -222,7 +238,8 @@ def step_each(link: Module, objective: Objective) -> Objective:
             each.append(run(partial(_take_number, i), [param.detach()[i] for param in params], inputs, states_before))
         changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
         states_after = []
-        for members in zip(*(one[1] for one in each), strict=True):  # a link's states and what it shares, of each
+        by_link = zip(*(states for _, states in each), strict=True)
+        for members in by_link:  # rows and global state
             states = {key: stack_members([rows[key] for rows, _ in members]) for key in members[0][0]}
             states_after.append((states, stack_members([shared for _, shared in members])))
     objective.updates = changes
@@ -231,9 +248,9 @@ def step_each(link: Module, objective: Objective) -> Objective:
         part.row_writes.add()
         part.global_state.clear()
         part.global_state.update(shared)
-    # N separate runs are over when the last one is.
-    if done and all(one.should_terminate for one in done):
-        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
+    # The members are separate runs, so training ends with the last of them.
+    if results and all(result.should_terminate for result in results):
+        for reason in dict.fromkeys(reason for result in results for reason in result.attrs.get("reasons", ())):
             objective.terminate(reason)
         objective.should_terminate = True
     return objective
@@ -253,36 +270,37 @@ def _map_members(
     numbers: list[Tensor],
 ) -> tuple[list[Tensor], Any]:
     """Return the results of all members from one vectorised call; random numbers are the same for every member."""
-    flat, shape = flatten_tensors(states)
-    left: list[Any] = []
+    flat, structure = flatten_tensors(states)
+    structure_after: list[Any] = []
 
-    def one(
+    def step_member(
         rows: list[Tensor],
-        changes: list[Tensor],
-        slopes: list[Tensor],
+        updates: list[Tensor],
+        grads: list[Tensor],
         loss: Any,
         leaves: list[Tensor],
         own_numbers: list[Tensor],
     ) -> Any:
         by_value = dict(zip(map(id, numbers), own_numbers, strict=True))
+        before = unflatten_tensors(leaves, structure)
         with OutOfPlace():
-            states = unflatten_tensors(leaves, shape)
-            moved, states_after = run(lambda value: by_value[id(value)], rows, (changes, slopes, loss), states)
-        tensors, left[:] = flatten_tensors(states_after)
-        return moved, tensors
+            changes, states_after = run(lambda value: by_value[id(value)], rows, (updates, grads, loss), before)
+        tensors, structure_after[:] = flatten_tensors(states_after)
+        return changes, tensors
 
     rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
-    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0, 0), randomness="same")
-    moved, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own, numbers)
-    spread = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in moved]
-    return spread, unflatten_tensors(states_after, left)
+    mapped = torch.vmap(step_member, (0, 0, 0, None if losses is None else 0, 0, 0), randomness="same")
+    changes, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own, numbers)
+    # Results that do not depend on the member are expanded views, but links write into updates.
+    writable = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in changes]
+    return writable, unflatten_tensors(states_after, structure_after)
 
 
 @contextmanager
 def _run_alone(link: Module, member: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Have a link and those inside it work on one member, unfused, for a block."""
+    """Run a link and those inside it unfused, on one member, for a block."""
     binding = link.settings.binding
-    # Fused runs are compiled for persistent tensors.
+    # Fused runs are bound to the tensors of all members.
     fused, binding.fuse, binding.member = binding.fuse, False, member
     try:
         yield
@@ -294,15 +312,15 @@ class OutOfPlace(TorchFunctionMode):
     """Replaces in-place operations for which `torch.vmap` would loop over members by out-of-place ones that it vectorises."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = _PLAIN.get(func)
-        if plain is None:
+        out_of_place = _OUT_OF_PLACE.get(func)
+        if out_of_place is None:
             return func(*args, **(kwargs or {}))
-        # A graph that saved the first argument must not see it written.
+        # Autograd may save the first argument, which must not be written after that.
         first = args[0].clone() if torch.is_grad_enabled() else args[0]
-        return args[0].copy_(plain(first, *args[1:], **(kwargs or {})))
+        return args[0].copy_(out_of_place(first, *args[1:], **(kwargs or {})))
 
 
-_PLAIN: dict[Any, Any] = {
+_OUT_OF_PLACE: dict[Any, Any] = {
     Tensor.lerp_: torch.lerp,
     Tensor.addcmul_: torch.addcmul,
     Tensor.addcdiv_: torch.addcdiv,
@@ -312,23 +330,23 @@ _PLAIN: dict[Any, Any] = {
 
 
 def flatten_tensors(data: Any) -> tuple[list[Tensor], Any]:
-    """Return the tensors of nested data, and the rest of it."""
+    """Return the tensors of nested data, and its structure with all other values."""
     leaves, spec = pytree.tree_flatten(data)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, [spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]]
 
 
-def unflatten_tensors(tensors: Sequence[Tensor], rest: Any) -> Any:
-    """Return the nested data with these tensors."""
-    spec, others = rest
-    items = iter(tensors)
-    return pytree.tree_unflatten([next(items) if other is None else other[0] for other in others], spec)
+def unflatten_tensors(tensors: Sequence[Tensor], structure: Any) -> Any:
+    """Return the nested data with these tensors and this structure."""
+    spec, others = structure
+    remaining = iter(tensors)
+    return pytree.tree_unflatten([next(remaining) if other is None else other[0] for other in others], spec)
 
 
 # ---------------------------------------------------------------------- saved
 
 
-def part_members(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
+def shard_saved(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved state of the members here, from that of all.
 
     Args:
@@ -355,7 +373,7 @@ def map_saved(
         act: Gathers or shards nested data.
         count: The number of members after it.
     """
-    if any(shard.collect(_are_apart(saved["state"]) or _are_apart(saved["links"]))):
+    if any(shard.collect(_has_member_values(saved["state"]) or _has_member_values(saved["links"]))):
         raise TypeError("what members keep has another shape for each, which several processes can't save or load")
     replicated = {path for path, link in optimizer._links if link.replicated}
     return {
@@ -367,6 +385,6 @@ def map_saved(
     }
 
 
-def _are_apart(value: Any) -> bool:
-    """Return whether plain data has separate values for each member."""
-    return isinstance(value, dict) and (MEMBERS in value or any(map(_are_apart, value.values())))
+def _has_member_values(value: Any) -> bool:
+    """Return whether plain data has a separate value for each member, which can't be stacked."""
+    return isinstance(value, dict) and (MEMBERS in value or any(map(_has_member_values, value.values())))

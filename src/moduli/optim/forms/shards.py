@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .. import Module, Objective, Optimizer
 
 
-def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
-    """Return whether any of these parameters is sharded."""
+def are_sharded(groups: Iterable[dict[str, Any]]) -> bool:
+    """Return whether any parameter of these groups is sharded."""
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
 
 
@@ -91,16 +91,21 @@ class ShardedParams(StepForm):
         self._find_forms(optimizer.modules, Across.NOTHING)
 
     def _find_forms(self, links: Iterable[Module], outer: Across) -> None:
-        """Store the form of each link: local shards (`NOTHING`), owned tensors (`MATRICES`), or all tensors (`EVERYTHING`)."""
+        """Store the form of each link: local shards (`NOTHING`), owned tensors (`MATRICES`), or all tensors (`EVERYTHING`).
+
+        Args:
+            links: The links.
+            outer: The form of the link that they are inside of, which they have too, unless it is `NOTHING`.
+        """
         from ..reformulation import Reformulation
 
         for link in links:
             across = find_across(link)
-            own = across if outer is Across.NOTHING and across is not Across.SUMS else outer
-            self.forms[link] = own
-            self._find_forms(link.children.values(), own)
-            if isinstance(link, Reformulation) and own is Across.EVERYTHING and not link.children:
-                outer = own  # the following links descend another function, of whole parameters
+            form = across if outer is Across.NOTHING and across is not Across.SUMS else outer
+            self.forms[link] = form
+            self._find_forms(link.children.values(), form)
+            if isinstance(link, Reformulation) and form is Across.EVERYTHING and not link.children:
+                outer = form  # the links after it minimise another function, of whole parameters
 
     def find_position(self, tensor: Tensor) -> int:
         """Return the position of the parameter of which a tensor is a form; -1 if it is none."""
@@ -111,15 +116,14 @@ class ShardedParams(StepForm):
 
     def enter(self, leaves: list[Any], evaluator: Evaluator | None) -> tuple[list[Tensor], Evaluator | None]:
         """Return the local tensors of these parameters, with their gradients if there is no evaluator."""
-        params = leaves
-        if self._active[0] is not params:
-            self._active = (params, [self.locals[self.find_position(param)] for param in params])
+        if self._active[0] is not leaves:
+            self._active = (leaves, [self.locals[self.find_position(param)] for param in leaves])
         locals_ = self._active[1]
-        for param, local in zip(params, locals_, strict=True):
+        for param, local in zip(leaves, locals_, strict=True):
             if local is not param:
-                piece = piece_of(param)
-                if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
-                    local.data = piece  # the module was moved, or its parameters were loaded again
+                shard = piece_of(param)
+                if shard.data_ptr() != local.data_ptr() or shard.shape != local.shape or shard.dtype != local.dtype:
+                    local.data = shard  # the module was moved, or its parameters were loaded again
         if evaluator is None:
             self.take_gradients()
             return locals_, None
@@ -137,7 +141,7 @@ class ShardedParams(StepForm):
     def wrap(self, evaluator: Evaluator, leaves: list[Tensor]) -> Evaluator:
         """Return the evaluator of a step, whose gradients are written to parameters and then to local tensors."""
 
-        def ask() -> Any:
+        def evaluate() -> Any:
             if self.keeps_whole:
                 loss = evaluator.value()
                 show_pieces(self.modules)
@@ -146,11 +150,11 @@ class ShardedParams(StepForm):
             return evaluator.gradient(leaves, lambda loss: add_up(loss, None, False))
 
         form = FormEvaluator(evaluator, leaves, lambda: None, self.take_gradients)
-        form.ask_value = ask
+        form.ask_value = evaluate
         return form
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
-        """Return a context in which reductions over these tensors are over all processes."""
+        """Return a context in which reductions over these local tensors are over all processes."""
         return reducing_over(self.group, [self.counted[self.find_position(local)] for local in locals_])
 
     def run(self, link: Module, objective: Objective) -> Objective:
@@ -159,31 +163,32 @@ class ShardedParams(StepForm):
         if across is Across.NOTHING or objective.local is not None:  # already gathered by a reformulation
             return link.step(objective)
         if across is Across.SUMS:
-            # Hooks on tensors skip parameters without a gradient.
-            here = objective.present if hasattr(link, "multi_tensor_apply") else None
-            counted = [p for i, p in enumerate(objective.params) if here is None or here[i]]
-            with self.counting(counted):
+            # Links with hooks on tensors skip parameters without a gradient.
+            present = objective.present if hasattr(link, "multi_tensor_apply") else None
+            reduced = [p for i, p in enumerate(objective.params) if present is None or present[i]]
+            with self.counting(reduced):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
 
     def leave(self, objective: Objective) -> Objective:
-        """Return an objective over local tensors, if a reformulation has left it gathered."""
+        """Return an objective over local tensors; a reformulation may have left one over gathered tensors."""
         if objective.local is None:
             return objective
-        reformulated = objective.evaluator
+        evaluator = objective.evaluator  # that of the reformulated loss
         local = self.to_local(objective, objective.local)
-        local.evaluator = reformulated
+        local.evaluator = evaluator
         return local
 
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
         """Run the link in each process on the tensors that the process owns."""
         updates = objective.peek_updates()
-        places = list(map(self.find_position, objective.params))
-        chosen = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
+        positions = list(map(self.find_position, objective.params))
+        moved = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
 
         def gather(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-            return self.exchange.gather({places[k]: tensors[k].detach() for k in chosen}, everywhere=False)
+            return self.exchange.gather({positions[k]: tensors[k].detach() for k in moved}, everywhere=False)
 
+        # A link that does not use gradients or values of parameters gets the update in their place, which has their shapes.
         grads = values = wholes = gather(updates)
         if objective.updates is not None and any(getattr(part, "uses_grad", True) for _, part in link.links()):
             grads = gather(objective.get_grads())
@@ -196,8 +201,8 @@ class ShardedParams(StepForm):
             inner.present, inner.shards, inner.evaluator, inner.matrices = None, None, None, None
             wholes = dict(zip(wholes, link.step(inner).get_updates(), strict=True))
             self.release(inner.params)
-        local_updates = self.exchange.from_owners(wholes, {places[k]: updates[k] for k in chosen})
-        objective.updates = [local_updates.get(i, updates[k]) for k, i in enumerate(places)]
+        local_updates = self.exchange.from_owners(wholes, {positions[k]: updates[k] for k in moved})
+        objective.updates = [local_updates.get(i, updates[k]) for k, i in enumerate(positions)]
         return objective
 
     def _step_whole(self, link: Module, objective: Objective) -> Objective:
@@ -205,7 +210,7 @@ class ShardedParams(StepForm):
         objective._remember_start()
         inner = self.to_whole(objective)
         evaluator = inner.evaluator
-        hooks = len(inner.post_step_hooks)
+        earlier_hooks = len(inner.post_step_hooks)
         out = link.step(inner)
 
         def call_whole(hook: Callable[..., None], objective: Objective, links: Sequence[Any]) -> None:
@@ -214,24 +219,25 @@ class ShardedParams(StepForm):
             self.push(inner.params)
             self.release(inner.params)
 
-        out.post_step_hooks[hooks:] = [partial(call_whole, hook) for hook in out.post_step_hooks[hooks:]]
+        added_hooks = out.post_step_hooks[earlier_hooks:]
+        out.post_step_hooks[earlier_hooks:] = [partial(call_whole, hook) for hook in added_hooks]
         return out if out.evaluator is not evaluator else self.to_local(out, objective)
 
     def to_whole(self, objective: Objective) -> Objective:
-        """Return an objective over gathered tensors, whose evaluations write to the shards first."""
+        """Return an objective over gathered tensors; its evaluator writes them to the shards before it evaluates."""
         inner = objective.clone(clone_updates=False)
-        places = list(map(self.find_position, objective.params))
+        positions = list(map(self.find_position, objective.params))
 
         def gather(tensors: Sequence[Tensor | None]) -> list[Any]:
-            detached = {i: tensor.detach() for i, tensor in zip(places, tensors, strict=True) if tensor is not None}
+            detached = {i: tensor.detach() for i, tensor in zip(positions, tensors, strict=True) if tensor is not None}
             gathered = self.exchange.gather(detached, everywhere=True)
-            return [gathered.get(i) for i in places]
+            return [gathered.get(i) for i in positions]
 
         def gather_gradients() -> None:
             for whole, grad in zip(inner.params, gather([p.grad for p in objective.params]), strict=True):
                 whole.grad = grad
 
-        inner.params = list(map(self.keep_whole, places, gather(objective.params)))
+        inner.params = list(map(self.keep_whole, positions, gather(objective.params)))
         inner.grads = None if objective.grads is None else gather(objective.grads)
         inner.updates = None if objective.updates is None else gather(objective.updates)
         for i, param in enumerate(inner.params):
@@ -245,7 +251,12 @@ class ShardedParams(StepForm):
         return inner
 
     def to_local(self, whole: Objective, local: Objective) -> Objective:
-        """Return an objective over local shards for the gathered one that a link returned."""
+        """Return an objective over local shards for the gathered one that a link returned.
+
+        Args:
+            whole: The gathered objective.
+            local: The objective over local shards from which it was gathered.
+        """
         out = whole.clone(clone_updates=False, parent=local.parent)
         self.push(whole.params)
         boxes = [self.exchange.boxes[self.find_position(p)][self.exchange.rank] for p in whole.params]
@@ -259,16 +270,16 @@ class ShardedParams(StepForm):
         out.shards, out.matrices, out.guard, out.local, out.accepted = self, None, local.guard, None, None
         out.evaluator = local.evaluator
         if out.parent is not None:
-            out._hand_up()
+            out._pass_to_parent()
         self.release(whole.params)
         return out
 
     @staticmethod
     def release(wholes: Sequence[Tensor]) -> None:
-        """Free the memory of gathered tensors; their shapes stay."""
+        """Free the memory of gathered tensors, which keep their shapes with the memory of one element."""
         for whole in wholes:
             whole.grad = None
-            whole.data = hollow(whole, whole.device)
+            whole.data = torch.empty((), dtype=whole.dtype, device=whole.device).expand(whole.shape)
 
     def push(self, wholes: Sequence[Tensor]) -> None:
         """Write gathered tensors into the local shards."""
@@ -279,7 +290,12 @@ class ShardedParams(StepForm):
                 self.locals[i].copy_(cut(whole.detach(), exchange.boxes[i][exchange.rank]))
 
     def keep_whole(self, i: int, value: Tensor) -> Tensor:
-        """Return the gathered tensor of a parameter, the same object at every step, with this value."""
+        """Return the gathered tensor of a parameter, which is the same object at every step, with this value.
+
+        Args:
+            i: The position of the parameter.
+            value: The gathered value.
+        """
         whole = self.wholes.get(i)
         if whole is None:
             whole = self.wholes[i] = torch.nn.Parameter(value, requires_grad=self.params[i].requires_grad)
@@ -304,11 +320,6 @@ class ShardedParams(StepForm):
             if self.flat and (by_tensors or across in (Across.MATRICES, Across.EVERYTHING)):
                 what = "chooses parameters by a function of tensors" if by_tensors else f"needs {across.value}"
                 raise ChainError(f"{name} {what}, but parameters of FSDP1 have no shapes. Use FSDP2: fully_shard(net)")
-
-
-def hollow(like: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same shape and dtype with the memory of one element."""
-    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 # ---------------------------------------------------------------------- FSDP1: shards of one flat vector, without shapes
