@@ -54,7 +54,7 @@ class Cohort:
         is_away: Whether the states are offloaded to another device between steps.
         scratch: Tensors for the result, if the pass may not write to its input.
         bound: The kernels that ran.
-        last: The kernel of the last step, with its key.
+        last: The kernel of the last step, with its key; None if the part of a link in the key has changed since.
         steady: Whether all settings have the same value at every step of a plan; None if that was not checked.
     """
 

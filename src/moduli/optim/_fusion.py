@@ -277,15 +277,12 @@ class FusedRun:
                 link.impure = problem
 
     def _split_settings(self, cohort: Cohort, k: int, setting: Mapping[str, Any], measured: Sequence[str]) -> Split:
-        """Return the settings of a link as its part of a kernel's key and as scalars, and store them in the cohort.
-
-        An unchanged part is the same object, so that `_find_bound` need only compare identities.
-        """
+        """Return the settings of a link as its part of a kernel's key and as scalars, and store them in the cohort."""
         link, before = self.links[k], cohort.splits[k]
         names, values, constants = split_settings(link, link.add_dtype(setting, cohort.params[0]))
         part = KernelPart(cohort.keys[k], (*names, *measured, *link.list_numbers()), tuple(constants))
-        if before is not None and before.part == part:
-            part = before.part
+        if before is None or before.part != part:
+            cohort.last = None
         split = cohort.splits[k] = Split(setting, tuple(measured), part, values)
         return split
 
@@ -293,12 +290,12 @@ class FusedRun:
         self, cohort: Cohort, settings: Sequence[Mapping[str, Any]], measured: Mapping[str, Any], tail: bool
     ) -> kernels.Bound:
         """Return the kernel for the settings of a cohort, bound to its states."""
-        parts = tuple([split.part for split in cohort.splits if split is not None])
         watched = self._binding.watch is not None
         if cohort.last is not None:
             key, bound = cohort.last
-            if key.tail is tail and key.watched is watched and all(map(operator.is_, key.parts, parts)):
+            if key.tail is tail and key.watched is watched:
                 return bound
+        parts = tuple([split.part for split in cohort.splits if split is not None])
         key = KernelKey(self._grads, tail, parts, watched)
         if key not in cohort.bound:
             fused = self._traced.get(key)
