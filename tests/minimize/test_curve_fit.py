@@ -223,3 +223,32 @@ def test_labels_that_are_not_those_of_the_data_are_refused():
             mo.curve_fit(lambda x, k: k * x, x, y, k)
         with pytest.raises(ValueError, match="not those of y"):
             mo.curve_fit(lambda x, k: k * x, y, y, k, sigma=x)
+
+
+@pytest.mark.parametrize("jac", [None, lambda t, a, b: torch.stack([torch.exp(-b * t), -a * t * torch.exp(-b * t)], 1)])
+def test_missing_data_leave_the_covariance_of_the_others(jac):
+    keep = [i for i in range(len(T)) if i not in (3, 9)]
+    damaged, covariance = Y.clone(), torch.diag(SIGMA**2) + 0.002
+    damaged[3], damaged[9] = torch.nan, torch.nan
+
+    def curve(t, a, b):
+        return a * torch.exp(-b * t)
+
+    left = mo.curve_fit(curve, T[keep], Y[keep], sigma=covariance[keep][:, keep], absolute_sigma=True)
+    masked = mo.curve_fit(curve, T, damaged, sigma=covariance, absolute_sigma=True, nan="mask", jac=jac)
+    for name in ("a", "b"):
+        assert float(masked.x[name]) == pytest.approx(float(left.x[name]))
+        assert float(masked.stderr[name]) == pytest.approx(float(left.stderr[name]))
+
+
+def test_no_data_and_a_model_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="y has no numbers"):
+        mo.curve_fit(model, T[:0], Y[:0])
+    with pytest.raises(ValueError, match="f returned shape"):
+        mo.curve_fit(lambda t, a: a * t[1:], T, Y, sigma=torch.eye(len(T), dtype=D), nan="mask")
+
+
+def test_standard_deviations_of_a_square_table_are_no_covariance():
+    grid = torch.linspace(1, 2, 9, dtype=D).reshape(3, 3)
+    fit = mo.curve_fit(lambda x, a: a * x, grid, 2 * grid, sigma=0.1 * grid)
+    assert torch.equal(fit.data.sigma, 0.1 * grid)

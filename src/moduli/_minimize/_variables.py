@@ -172,9 +172,10 @@ def _read_side(bound: Any, leaf: Tensor, name: str, side: str, end: float) -> Te
     if not isinstance(bound, Tensor):  # torch would round Python's numbers to single precision
         bound = torch.as_tensor(np.asarray(end if bound is None else bound))
     try:
-        return bound.detach().to(leaf).expand_as(leaf).clone()
+        read: Tensor = bound.detach().to(leaf).expand_as(leaf).clone()
     except RuntimeError as error:
         raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
+    return read
 
 
 def _is_end(value: Any) -> bool:
