@@ -182,3 +182,18 @@ def test_a_process_is_read_where_the_system_tells():
     if os.path.exists("/proc/self/stat"):
         assert _process.ProcessWatch(os.getpid(), 1.0)._read()[0] in "RSD"
     assert _process.ProcessWatch(2**30, 1.0)._read() == ("", None)
+
+
+def test_figures_of_a_problem_whose_name_is_no_file(tmp_path):
+    class Bowl(lab.problems.Problem):
+        name, summary = "bowls/one", "a bowl"
+
+        def model(self, seed):
+            return torch.nn.Linear(1, 1)
+
+        def loss(self, model):
+            return model(torch.ones(1)).square().sum()
+
+    results = lab.race([Bowl()], ["LR(0.1)"], seeds=1, budget=5, workers=0)
+    names = [path.name for path in lab.write_figures(results, tmp_path / "race.svg")]
+    assert names == ["race-curves-bowls-one.svg", "race-profile.svg"]

@@ -76,7 +76,8 @@ def write_figures(results: Results, path: str | os.PathLike[str]) -> list[Path]:
         data = io.BytesIO()
         with rc_context(STYLE):
             figure.savefig(data, format=kind, metadata=dates, dpi=200)
-        written.append(write_file(path.with_name(f"{path.stem}-{name}{path.suffix}"), data.getvalue()))
+        part = name.replace("/", "-").replace(os.sep, "-")  # a problem may be called what no file can be
+        written.append(write_file(path.with_name(f"{path.stem}-{part}{path.suffix}"), data.getvalue()))
     return written
 
 
