@@ -16,7 +16,7 @@ import torch
 
 from lab import rogues
 from moduli import lab
-from moduli.lab import RunReason, problems, race
+from moduli.lab import RunReason, _pool, problems, race
 from moduli.lab._pool import execute_all
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
@@ -435,3 +435,25 @@ def test_seconds_that_are_no_limit_are_refused(seconds, tmp_path):
     with pytest.raises(ValueError, match="seconds of a run are a finite number above zero"):
         lab.race(["sphere-10"], ["LR(0.1)"], seconds=seconds, file=file, workers=0)
     assert not file.exists()
+
+
+def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(written, monkeypatch):
+    path = written("""
+        import os, time
+
+        def dying(model):
+            os._exit(7)
+
+        def hanging(model):
+            time.sleep(10_000)
+
+        def busy(model):
+            while True:
+                pass
+    """)
+    chains = [f"'{path}:{name}'" for name in ("dying", "hanging", "busy")]
+    monkeypatch.setattr(_pool, "WARMUP", 2.0)
+    results = race(["sphere-10"], [*chains, "torch.SGD(lr=0.1)"], seeds=1, budget=100, seconds=1.0, workers=2)
+    reasons = [(run["reason"], run["detail"]) for run in results.runs]
+    assert reasons[0] == (RunReason.CRASHED, "it ended with code 7")
+    assert [reason for reason, _ in reasons[1:]] == [RunReason.HUNG, RunReason.HUNG, RunReason.REACHED]
