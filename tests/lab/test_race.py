@@ -437,23 +437,20 @@ def test_seconds_that_are_no_limit_are_refused(seconds, tmp_path):
     assert not file.exists()
 
 
-def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(written, monkeypatch):
-    path = written("""
+@pytest.mark.parametrize("stuck", ["time.sleep(10_000)", "while True: pass"])
+def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(written, monkeypatch, stuck):
+    path = written(f"""
         import os, time
 
         def dying(model):
             os._exit(7)
 
-        def hanging(model):
-            time.sleep(10_000)
-
-        def busy(model):
-            while True:
-                pass
+        def stuck(model):
+            {stuck}
     """)
-    chains = [f"'{path}:{name}'" for name in ("dying", "hanging", "busy")]
-    monkeypatch.setattr(_pool, "WARMUP", 2.0)
-    results = race(["sphere-10"], [*chains, "torch.SGD(lr=0.1)"], seeds=1, budget=100, seconds=1.0, workers=2)
-    reasons = [(run["reason"], run["detail"]) for run in results.runs]
-    assert reasons[0] == (RunReason.CRASHED, "it ended with code 7")
-    assert [reason for reason, _ in reasons[1:]] == [RunReason.HUNG, RunReason.HUNG, RunReason.REACHED]
+    monkeypatch.setattr(_pool, "WARMUP", 1.0)
+    field = [f"'{path}:dying'", f"'{path}:stuck'", "torch.SGD(lr=0.1)"]
+    results = race(["sphere-10"], field, seeds=1, budget=100, seconds=3.0, workers=1)
+    reasons = [run["reason"] for run in results.runs]
+    assert (reasons[0], results.runs[0]["detail"]) == (RunReason.CRASHED, "it ended with code 7")
+    assert reasons[1:] == [RunReason.HUNG, RunReason.REACHED]
