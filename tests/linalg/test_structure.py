@@ -120,7 +120,7 @@ def test_lbfgs_refuses_invalid_pairs_and_options():
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
 def test_lbfgs_refuses_by_the_condition_of_the_small_matrix(dtype, fraction):
-    """The squared sine of the angle between the steps is near the rounding error; the large scale makes their Gram matrix dominate."""
+    """The sine of the angle between the steps squares to about the rounding error; at this scale their Gram matrix dominates."""
     s, y = (rows.to(dtype) for rows in make_pairs(draw(), 40, 2))
     limit = (20 * torch.finfo(dtype).eps) ** 0.5
     first = s[0] / s[0].norm()
