@@ -174,7 +174,7 @@ def test_curves_are_moved_scaled_and_sheared_as_in_the_paper(monkeypatch):
         assert float(own.max() / own.min()) < 1.6  # sampling at 40 places cuts peaks
 
 
-def test_an_ill_conditioned_logistic_regression_knows_its_optimum():
+def test_an_ill_conditioned_logistic_regression_has_a_correct_optimum():
     problem = problems.get("logistic-ill")
     w = problem.solution.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.loss(lambda: w), w)

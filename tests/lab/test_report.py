@@ -122,7 +122,7 @@ def visit(browser, file):
         page.goto(file)
         page.wait_for_selector("html[data-ready]", timeout=600_000)
         if clock:
-            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, time stands still until the test lets it run
+            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, only `run_for` advances the clock
         pages.append(page)
         return page
 

@@ -31,7 +31,14 @@ def maps(draw, size):
 
 
 def resize_by_loop(tensor, index, fresh, start):
-    """Return the resized state, filled entry by entry; fresh entries are `start`."""
+    """Return the resized state, filled entry by entry.
+
+    Args:
+        tensor: The state.
+        index: For each axis, the old position of each new one.
+        fresh: For each axis, the positions that are new.
+        start: The value of new entries.
+    """
     out = torch.full([len(each) for each in index], start)
     for position in itertools.product(*(range(len(each)) for each in index)):
         if not any(coordinate in news.tolist() for coordinate, news in zip(position, fresh, strict=True)):

@@ -103,7 +103,7 @@ def test_nearswap_moves_entries_by_a_distance(tensors):
         merge.nearswap(*states(base, a), -1.0)
 
 
-def test_arcee_fusion_takes_the_important_entries():
+def test_arcee_fusion_selects_the_important_entries():
     generator = torch.Generator().manual_seed(3)
     base = torch.randn(12, 16, generator=generator)
     other = base + torch.randn(12, 16, generator=generator)

@@ -74,7 +74,7 @@ class PlainSkew(nn.Module):
 
 
 def formula(module):
-    """Return what `weight` of a `Skew` must be, computed directly."""
+    """Return the expected `weight` of a `Skew`, computed directly."""
     return torch.matrix_exp(module.a - module.a.T)
 
 

@@ -162,7 +162,7 @@ class Reuse(RuleBasedStateMachine):
     @rule()
     def swap(self):
         weight = self.module.child.weight
-        invalidate()  # a graph that is shared keeps its sources, and torch refuses to swap those
+        invalidate()  # torch refuses to swap tensors that a shared graph refers to
         torch.utils.swap_tensors(weight, nn.Parameter(torch.randn_like(weight)))
 
     @rule(how=st.sampled_from([copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]))

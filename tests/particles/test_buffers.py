@@ -18,7 +18,7 @@ def normed(mean, policy="operate"):
     return net if policy is None else P.buffer_policy(net, policy, "running_*")
 
 
-def test_operations_apply_to_buffers_with_the_policy_operate():
+def test_buffers_with_the_policy_operate_are_computed_like_parameters():
     a = normed(2.0)
     b = a.clone()
     b.running_mean.fill_(4.0)

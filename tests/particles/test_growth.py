@@ -362,7 +362,7 @@ def test_copies_of_a_grown_particle_combine_with_it():
     old = copy.deepcopy(net)
     grow(net, {"body.out": 8}, example=x)
     assert torch.equal((old + net).body.bias, old.body.bias + net.body.bias)
-    assert (twin - net).body.weight.abs().sum() == 0  # the same values, grown alike
+    assert (twin - net).body.weight.abs().sum() == 0  # equal values, grown in the same way
     assert torch.equal((twin + old).head.weight, twin.head.weight + old.head.weight)
 
 

@@ -62,7 +62,13 @@ class Injected(Exception):
 
 @contextlib.contextmanager
 def failing(where, name, countdown):
-    """Let call number `countdown // 2` of a function raise, before its work if `countdown` is even and after it otherwise."""
+    """Temporarily make one call of a function raise.
+
+    Args:
+        where: The owner of the function.
+        name: Its attribute.
+        countdown: Call number `countdown // 2` raises, before its work if `countdown` is even and after it otherwise.
+    """
     original = getattr(where, name)
     left = [countdown // 2]
 
@@ -129,7 +135,14 @@ class Siblings(RuleBasedStateMachine):
         self.nets.append(self.nets[0].clone())
 
     def edit(self, net, kind, name, size):
-        """Make one edit through the public interface."""
+        """Make one edit through the public interface.
+
+        Args:
+            net: The particle.
+            kind: The kind of edit.
+            name: The attribute to edit.
+            size: The size of new tensors.
+        """
         if kind in ("none", "register none", "delete", "buffer"):
             net.touch()
         if kind == "parameter":
