@@ -152,7 +152,7 @@ def as_mapping(t):
     return {key_of(t.dims, place): t.data[place].item() for place in places}
 
 
-def by_hand(t, names, labels):
+def align_by_hand(t, names, labels):
     """Return raw data with axes and labels in a given order; absent axes have size one.
 
     Args:
@@ -185,10 +185,10 @@ def result_axes(*tensors):
     return names, spaces_by_name
 
 
-def hand_aligned(*tensors):
+def align_all_by_hand(*tensors):
     """Return the aligned raw data of each tensor, and the Spaces that the result must have."""
     names, spaces_by_name = result_axes(*tensors)
-    return [by_hand(t, names, spaces_by_name) for t in tensors], tuple(spaces_by_name[name] for name in names)
+    return [align_by_hand(t, names, spaces_by_name) for t in tensors], tuple(spaces_by_name[name] for name in names)
 
 
 def check(t, data, dims):

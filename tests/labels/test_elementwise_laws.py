@@ -15,12 +15,12 @@ import moduli as mo
 from labels.strategies import (
     DTYPES,
     FLOATS,
+    align_all_by_hand,
+    align_by_hand,
     as_mapping,
     attempt,
-    by_hand,
     check,
     dtypes,
-    hand_aligned,
     labelled,
     numbers,
     operands,
@@ -222,7 +222,7 @@ def test_unary_operators_keep_the_labels(t):
 @few
 @given(pair=operands(2))
 def test_torch_functions_of_two_tensors_pair_by_label(name, pair):
-    raw, dims = hand_aligned(*pair)
+    raw, dims = align_all_by_hand(*pair)
     function = getattr(torch, name)
     if name == "isclose" and pair[0].dtype != pair[1].dtype:  # torch refuses mixed dtypes, moduli promotes them
         dtype = torch.promote_types(pair[0].dtype, pair[1].dtype)
@@ -234,7 +234,7 @@ def test_torch_functions_of_two_tensors_pair_by_label(name, pair):
 @few
 @given(pair=operands(2))
 def test_moduli_functions_and_methods_of_two_tensors_pair_by_label(name, pair):
-    raw, dims = hand_aligned(*pair)
+    raw, dims = align_all_by_hand(*pair)
     if name == "isclose":
         dtype = torch.promote_types(pair[0].dtype, pair[1].dtype)
         raw = [each.to(dtype) for each in raw]
@@ -246,7 +246,7 @@ def test_moduli_functions_and_methods_of_two_tensors_pair_by_label(name, pair):
 @settings(max_examples=12)
 @given(pair=operands(2))
 def test_binary_operators_pair_by_label(name, pair):
-    raw, dims = hand_aligned(*pair)
+    raw, dims = align_all_by_hand(*pair)
     assert_agree(OPERATORS[name], OPERATORS[name], pair, raw, dims)
 
 
@@ -258,7 +258,7 @@ def test_functions_of_three_tensors_pair_by_label(name, data):
     function = getattr(torch, name)
     if name == "where":
         tensors = (tensors[0] > 0, *tensors[1:])
-    raw, dims = hand_aligned(*tensors)
+    raw, dims = align_all_by_hand(*tensors)
     if name in ("clamp", "clip"):
         assert_agree(function, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
         assert_agree(mo.clamp, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
@@ -270,7 +270,7 @@ def test_functions_of_three_tensors_pair_by_label(name, data):
 
 @given(pair=operands(2, dtypes=st.sampled_from(FLOATS)))
 def test_options_of_torch_functions_are_passed_on(pair):
-    raw, dims = hand_aligned(*pair)
+    raw, dims = align_all_by_hand(*pair)
     check(torch.add(*pair, alpha=3), torch.add(*raw, alpha=3), dims)
     check(torch.sub(input=pair[0], other=pair[1], alpha=3), torch.sub(*raw, alpha=3), dims)
     check(torch.div(*pair, rounding_mode="floor"), torch.div(*raw, rounding_mode="floor"), dims)
@@ -380,7 +380,7 @@ def test_equal_and_allclose_are_symmetric(pair):
 def test_where_with_numbers_and_mixed_operands(data):
     t = data.draw(labelled(dtypes=st.sampled_from(FLOATS)))
     other = data.draw(reordered(t))
-    aligned = by_hand(other, t.names, dict(zip(t.names, t.dims, strict=True)))
+    aligned = align_by_hand(other, t.names, dict(zip(t.names, t.dims, strict=True)))
     check(mo.where(t > 0, t, 0.5), torch.where(t.data > 0, t.data, 0.5), t.dims)
     check(torch.where(other > 0, 1.0, t).align_to(t.dims), torch.where(aligned > 0, 1.0, t.data), t.dims)
     check(t.clamp(-1, 1), t.data.clamp(-1, 1), t.dims)

@@ -11,9 +11,9 @@ import moduli as mo
 from labels.strategies import (
     COMPLEX,
     FLOATS,
+    align_all_by_hand,
     as_mapping,
     check,
-    hand_aligned,
     numbers,
     operands,
     reordered,
@@ -191,7 +191,7 @@ def test_outer_products_equal_torch(data):
 
 @given(pair=operands(2, dtypes=st.just(torch.float64), most=3))
 def test_a_product_without_a_sum_is_multiplication(pair):
-    raw, dims = hand_aligned(*pair)
+    raw, dims = align_all_by_hand(*pair)
     names = " ".join(space.name for space in dims)
     terms = ", ".join(" ".join(t.names) for t in pair)
     wide = (raw[0] * raw[1]) if raw else None
