@@ -246,7 +246,9 @@ def test_a_killed_race_has_saved_its_runs_and_leaves_no_process(tmp_path):
     runs = lab.Results.read(file).runs
     assert 2 <= len(runs) < 24
     assert all(run["reason"] == RunReason.BUDGET for run in runs)
+    deadline = time.monotonic() + 600
     while any(Path(f"/proc/{pid}").exists() for pid in servers):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -139,7 +139,10 @@ def is_alive(pid):
 
 
 def wait_until(done):
+    """Wait until a condition holds; fail after ten minutes."""
+    deadline = time.monotonic() + 600
     while not done():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -251,13 +251,14 @@ def test_dtype_and_requires_grad_stay_the_same(dtype):
     x = torch.randn(6, 3, dtype=dtype)
     net(x)
     expected = compute(net, (x,))
-    grow(net, {"0.out": 8}, example=x, tolerance=1e-5 if dtype == torch.float64 else 0.05)
+    tolerance = 1e-12 if dtype == torch.float64 else 0.05
+    grow(net, {"0.out": 8}, example=x, tolerance=tolerance)
     assert {t.dtype for t in net.parameters()} == {dtype}
     assert not net[0].weight.requires_grad
     assert net[0].bias.requires_grad
     assert net[1].num_features == 8
     assert net[1].running_var.shape == (8,)
-    torch.testing.assert_close(compute(net, (x,))[0], expected[0], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(compute(net, (x,))[0], expected[0], rtol=tolerance, atol=tolerance)
 
 
 def test_shrinking_keeps_units_by_position_score_and_mask():
