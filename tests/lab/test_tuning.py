@@ -290,15 +290,20 @@ def test_sensitivity_and_gains_are_computed_from_the_runs(tuned):
     assert gains["spirals", FIELD[0]]["tuned"] == values[1]
 
 
-def make_results(table):
-    """Return a race with one problem per row and one contender per column; entries list evaluations to the goal by seed."""
+def make_results(table, paces=None):
+    """Return a race with one problem per row and one contender per column.
+
+    Args:
+        table: For each problem and contender, the evaluations to the goal for each seed.
+        paces: The seconds of an evaluation, one for each contender.
+    """
     names = [f"p{at}" for at in range(len(table))]
     labels = [f"c{at}" for at in range(len(table[0]))]
     runs = []
     for name, row in zip(names, table, strict=True):
-        for label, costs in zip(labels, row, strict=True):
+        for label, costs, pace in zip(labels, row, paces or [0] * len(labels), strict=True):
             for seed, cost in enumerate(costs):
-                history = [[0, 0, 1.0], [cost, 0, 0.0]] if cost else [[0, 0, 1.0]]
+                history = [[0, 0, 1.0], [cost, cost * pace, 0.0]] if cost else [[0, 0, 1.0]]
                 about = {"problem": name, "contender": label, "source": label, "seed": seed}
                 runs.append({**about, **record(history[-1][2], history)})
     header = {
@@ -329,6 +334,17 @@ def test_standings_have_ranks_profiles_and_ties():
     assert [row.tied for row in equal] == [("c1",), ("c0",)]
     unsolved = lab.standings(make_results([[[10] * 3, [0] * 3]]), draws=50)
     assert [(row.rank, row.solved) for row in unsolved] == [(1, 1), (2, 0)]
+
+
+def test_races_are_judged_by_seconds_where_that_is_asked():
+    results = make_results([[[10] * 3, [30] * 3, [0] * 3]] * 2, paces=[5.0, 1.0, 0.1])
+    assert [row.contender for row in lab.standings(results, draws=50)] == ["c0", "c1", "c2"]
+    rows = lab.standings(results, draws=50, by="seconds")
+    assert [(row.contender, row.rank, row.solved) for row in rows] == [("c1", 1, 1), ("c0", 2, 1), ("c2", 3, 0)]
+    assert rows[1].profile == pytest.approx(1 - math.log(50 / 30) / math.log(4), abs=0.02)
+    assert lab.profiles(results, 0.05, by="seconds")[0]["x"] == pytest.approx([1.0, 50 / 30])
+    with pytest.raises(ValueError, match="by='time'; a race is judged by 'evaluations' or by 'seconds'"):
+        lab.standings(results, by="time")
 
 
 def test_the_report_shows_the_tuning(tuned):
