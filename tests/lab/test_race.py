@@ -402,21 +402,21 @@ def test_a_function_is_a_problem():
         lab.race([3], ["adam"], workers=0)
 
 
-def test_a_complex_loss_is_refused(written):
-    problem = lab.load_problem(str(written("def problem(x=1.0): return x * 1j\n")))
+def test_a_complex_loss_is_refused(write_file):
+    problem = lab.load_problem(str(write_file("def problem(x=1.0): return x * 1j\n")))
     with pytest.raises(lab.ProblemFileError, match="a real number, not torch.complex64"):
         problem.measure(problem.model(0))
 
 
 @pytest.mark.parametrize("chain", ["Adam | LR(0.1)", "Population(4, spread=0.1) | Adam | LR(0.1)", "lbfgs"])
-def test_defaults_with_labels_are_passed_with_them(written, chain):
+def test_defaults_with_labels_are_passed_with_them(write_file, chain):
     text = """
 import moduli as mo
 target = mo.tensor([1.0, 2.0], band=["a", "b"])
 def problem(x=mo.tensor([0.0, 0.0], band=["b", "a"])):
     return ((x - target) ** 2).sum() + (x.sel(band="a") - 1) ** 2
 """
-    found = lab.fit(lab.load_problem(str(written(text))), chain, steps=400)
+    found = lab.fit(lab.load_problem(str(write_file(text))), chain, steps=400)
     assert found.value < 1e-2
     assert found.parameters["x"] == pytest.approx([2.0, 1.0], abs=0.1)
 
@@ -440,8 +440,8 @@ def test_seconds_that_are_no_limit_are_refused(seconds, tmp_path):
 
 
 @pytest.mark.parametrize("stuck", ["time.sleep(10_000)", "while True: pass"])
-def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(written, monkeypatch, stuck):
-    path = written(f"""
+def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(write_file, monkeypatch, stuck):
+    path = write_file(f"""
         import os, time
 
         def dying(model):
