@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
+from ..layout import call_with_tensors
 
 
 class StartPoint:
@@ -92,7 +93,7 @@ class StartPoint:
             return fun(self.module)
         wrapped = _FunctionOfModule(fun, self.module)
         named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
-        return torch.func.functional_call(wrapped, named, ())
+        return call_with_tensors(wrapped, named)
 
     def result(self, values: list[Tensor]) -> Any:
         """Return the point with these values, copied and detached."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
+from ..layout import call_with_tensors
 from ._model_axes import ModelAxes
 from ._trace import trace
 
@@ -64,7 +65,7 @@ def check(
         # Layers write to their running statistics, so every call gets copies.
         fresh = {name: tensor.clone() for name, tensor in stored.items()}
         with torch.no_grad():
-            result = torch.func.functional_call(other, fresh, example, dict(kwargs or {}))
+            result = call_with_tensors(other, fresh, example, kwargs)
         result = result if output is None else output(result)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 

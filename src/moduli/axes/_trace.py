@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import open_fake_mode, pytree
-from ..layout import layout_of, unwrapped_name
+from ..layout import call_with_tensors, layout_of, unwrapped_name
 from . import _rules_index, _rules_layers, _rules_views  # noqa: F401 - registers the rules
 from ._atoms import LABELLED, OUTPUT
 from ._labelled import list_labelled
@@ -145,7 +145,7 @@ def run_forward(
             if isinstance(leaf, Tensor):
                 tracer.enter_input(leaf)
         with tracer, _explain_data_dependence(fake):
-            result = torch.func.functional_call(net, tensors, arguments, keywords)
+            result = call_with_tensors(net, tensors, arguments, keywords)
             result = result if output is None else output(result)
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not outputs:
