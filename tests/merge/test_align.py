@@ -197,6 +197,77 @@ def test_statistics_are_repaired():
         merge.repair(merged, [x], [a, b], [1.0])
 
 
+def _moments(net, x, layer):
+    outputs = []
+    handle = net.get_submodule(layer).register_forward_hook(lambda layer, args, output: outputs.append(output.detach()))
+    net(x)
+    handle.remove()
+    return outputs[-1].mean(0), outputs[-1].abs().square().mean(0) - outputs[-1].mean(0).abs().square()
+
+
+def _first_layer(change, dtype=torch.float32):
+    def make():
+        net = nn.Sequential(nn.Linear(4, 8, dtype=dtype), nn.Linear(8, 8, dtype=dtype), nn.Linear(8, 3, dtype=dtype))
+        change(net[0])
+        return net
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _first_layer(lambda layer: None),
+        _first_layer(lambda layer: None, torch.complex64),
+        _first_layer(nn.utils.parametrizations.weight_norm),
+        _first_layer(lambda layer: nn.utils.prune.random_unstructured(layer, "weight", 3)),
+    ],
+    ids=["plain", "complex", "weight norm", "pruned"],
+)
+def test_repaired_layers_have_the_means_and_deviations_of_the_sources(make):
+    torch.manual_seed(0)
+    a, b = make(), make()
+    x = torch.randn(200, 4, dtype=a[1].weight.dtype)
+    fixed = merge.repair(merge.lerp(a, b, 0.5), [x], [a, b])
+    for layer in ("0", "1"):
+        own, one, other = (_moments(net, x, layer) for net in (fixed, a, b))
+        torch.testing.assert_close(own[0], (one[0] + other[0]) / 2, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own[1].sqrt(), (one[1].sqrt() + other[1].sqrt()) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_cannot_be_scaled_are_refused():
+    torch.manual_seed(0)
+    x = torch.randn(20, 4)
+
+    def twice():
+        layer = nn.Linear(4, 4)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2))
+
+    with pytest.raises(merge.MergeError, match=r"'0.weight' is also '2.weight'"):
+        merge.repair(twice(), [x], [twice(), twice()])
+    for change in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
+        make = _first_layer(change)
+        with pytest.raises(merge.MergeError, match="the weight of '0' is computed from others"):
+            merge.repair(make().eval(), [x], [make().eval(), make().eval()])
+    net, wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3))
+    with pytest.raises(merge.MergeError, match="'0' has 9 outputs in the sources, and 8 in the model"):
+        merge.repair(net, [x], [wide])
+    with pytest.raises(merge.MergeError, match=r"'0' has \[8, 9\] outputs in the sources"):
+        merge.repair(net, [x], [net, wide])
+
+
+def test_a_pruned_model_is_aligned():
+    torch.manual_seed(0)
+    x = torch.randn(9, 4)
+    net, other = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2))
+    for each in (net, other):
+        nn.utils.prune.random_unstructured(each[0], "weight", 0.3)
+        each(x).sum().backward()
+    aligned = merge.align(net, other, example=x)
+    torch.testing.assert_close(aligned(x), net(x))
+    assert not torch.equal(aligned[0].weight, net[0].weight)
+
+
 def test_losses_over_the_plane_of_three_models():
     corners = [{"w": torch.tensor(w)} for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0])]
     plane = merge.path(*corners[:2], lambda model: float(model["w"].prod()), corners[2], points=5)

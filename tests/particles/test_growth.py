@@ -284,6 +284,23 @@ def test_shrinking_keeps_units_by_position_score_and_mask():
     assert scored[0].bias.item() == kept_bias
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("how", ["pruned", "weight_norm"])
+def test_layers_with_weights_that_hooks_compute_have_the_sizes_of_what_they_compute(how):
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(5, 4)
+    if how == "pruned":
+        nn.utils.prune.l1_unstructured(net[0], "weight", 0.5)
+    else:
+        nn.utils.weight_norm(net[0])
+    before, weight = net(x), net[0].weight.detach()
+    grow(net, {"0.out": 9}, example=x)
+    torch.testing.assert_close(net(x), before, rtol=1e-5, atol=1e-5)
+    assert net[0].out_features == net[2].in_features == 9
+    shrink(net, {"0.out": [4, 1]}, example=x)
+    assert net[0].out_features == 2
+    torch.testing.assert_close(net[0].weight.detach(), weight[[4, 1]])
+
+
 def test_growing_and_shrinking_back_is_the_model_that_was():
     torch.manual_seed(0)
     net, example, _ = MODELS["unet"]()

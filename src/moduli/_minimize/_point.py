@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
-from ..layout import call_with_tensors
+from ..layout import call_with_tensors, copy_module, recompute_weights
 
 
 class StartPoint:
@@ -31,7 +31,7 @@ class StartPoint:
         self.module: nn.Module | None = None
         if isinstance(x0, nn.Module):
             # The user's module is not changed; the copy is.
-            self.module = copy.deepcopy(x0)
+            self.module = copy_module(x0)
             named = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
             self.names, self.leaves, self.dims = list(named), list(named.values()), [None] * len(named)
             if not self.leaves:
@@ -98,12 +98,13 @@ class StartPoint:
     def result(self, values: list[Tensor]) -> Any:
         """Return the point with these values, copied and detached."""
         if self.module is not None:
-            out = copy.deepcopy(self.module)
+            out = copy_module(self.module)
             with torch.no_grad():
                 free = [param for param in out.parameters() if param.requires_grad]
                 for param, value in zip(free, values, strict=True):
                     param.copy_(value)
                     param.grad = None
+            recompute_weights(out)
             return out
         return self._form([value.detach().clone() for value in values])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
-from ..layout import call_with_tensors
+from ..layout import call_with_tensors, copy_module
 from ._model_axes import ModelAxes
 from ._trace import trace
 
@@ -57,7 +56,7 @@ def check(
     if axes is None:
         axes = trace(net, *example, kwargs=kwargs, output=output)
     generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(net).eval()
+    other = copy_module(net).eval()
     tensors = _disturb(other, generator)
     units = {axis.name: torch.randperm(axis.size, generator=generator) for axis in axes.free}
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._computed import find_computed
+
 
 def call_with_tensors(
     net: nn.Module, tensors: Mapping[str, Tensor], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -16,7 +18,7 @@ def call_with_tensors(
 
     It is `torch.func.functional_call`, which does not put back the tensors of a module that is registered under several names:
     there each slot is replaced once for each name, and the second time the replacement is taken for the original. Here each slot
-    is replaced once.
+    is replaced once. A weight that a hook computes before the call, as pruning does, is put back as well.
 
     Args:
         net: The module.
@@ -44,4 +46,14 @@ def call_with_tensors(
             if full in tensors:
                 values.setdefault(id(tensor), unknown.pop(full))
     replaced = {full: values[id(tensor)] for full, tensor in slots.values() if id(tensor) in values}
-    return torch.func.functional_call(net, {**replaced, **unknown}, tuple(args), dict(kwargs or {}), tie_weights=False)
+    hooked = [(each, find_computed(each._forward_pre_hooks)) for each in net.modules() if each._forward_pre_hooks]
+    computed = [
+        (each.__dict__, name, each.__dict__[name]) for each, names in hooked for name in names if name in each.__dict__
+    ]
+    try:
+        return torch.func.functional_call(
+            net, {**replaced, **unknown}, tuple(args), dict(kwargs or {}), tie_weights=False
+        )
+    finally:
+        for attributes, name, value in computed:
+            attributes[name] = value

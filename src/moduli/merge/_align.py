@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .. import axes as model_axes
 from .._texts import shorten
 from ..axes import ModelAxes, ParameterAxes
+from ..layout import copy_module, recompute_weights
 from ._activations import collect_activations
 from ._driver import ModelT
 from ._matching import AxisTensor, UnitMatching
@@ -109,7 +110,7 @@ def align_all(
     if options.get("by", "weights") != "weights":
         raise MergeError("align_all compares weights, since a mean of models computes nothing of use; leave by= out")
     if len(models) < 2:
-        return [copy.deepcopy(model) for model in models]
+        return [copy_module(model) if isinstance(model, nn.Module) else copy.deepcopy(model) for model in models]
     axes = find_axes(models[0], axes, example)
     tensors: list[dict[str, Tensor]] = [_list_tensors(model) for model in models]
     every = [{name: torch.arange(axis.size) for name, axis in axes.axes.items() if axis.free} for _ in models]
@@ -222,10 +223,11 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
     tensors = axes.take({name: each for name, each in _list_tensors(model).items() if axes.has_parameter(name)}, units)
     if not isinstance(model, nn.Module):
         return cast(ModelT, {name: tensors[name] if name in tensors else model[name] for name in model})
-    result = copy.deepcopy(model)
+    result = copy_module(model)
     for name, tensor in _list_tensors(result).items():
         if name in tensors:
             tensor.copy_(tensors[name])
+    recompute_weights(result)
     if example is not None:
         _compare_outputs(model, result, example)
     return result
@@ -303,7 +305,7 @@ def _compare_outputs(model: nn.Module, result: nn.Module, example: Any) -> None:
     """Raise MergeError if a permuted copy computes something else than the model."""
     outputs = []
     for each in (model, result):
-        run = copy.deepcopy(each).eval()
+        run = copy_module(each).eval()
         outputs.append(run(*_list_arguments(example)))
     # Sums in another order differ by rounding, which is larger for parameters of half precision.
     eps = max((torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()), default=0.0)
