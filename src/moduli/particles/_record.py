@@ -9,6 +9,7 @@ module that has one is an empty shell, which is built at the first access to any
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -302,8 +303,11 @@ def build(shell: nn.Module) -> None:
         recompute(states, modules)
 
 
+_BUILT = frozenset(("_parameters", "_buffers", "_modules", "_labelled"))
+
+
 class ShellState(dict[str, Any]):
-    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it.
+    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it, and so does `get`.
 
     Attributes:
         kind: The class of the shell.
@@ -324,6 +328,13 @@ class ShellState(dict[str, Any]):
             object.__setattr__(shell, "__dict__", self)
         build(shell)
         return self[key]
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """Return an attribute; registries and records of labelled tensors are there after building only."""
+        if key in _BUILT and key not in self and PENDING in self:
+            with contextlib.suppress(KeyError):
+                return self[key]
+        return super().get(key, default)
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:
