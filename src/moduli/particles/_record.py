@@ -45,6 +45,7 @@ class Event(NamedTuple):
         removed: The names of those that it removed, or whose shape it changed.
         where: The names of the attributes that were edited.
         when: The time, in seconds since 1970; None if unknown.
+        moved: The former and the new name of each parameter and buffer that has another name after it.
 
     Example:
         >>> from moduli.particles import Event
@@ -58,6 +59,7 @@ class Event(NamedTuple):
     removed: frozenset[str]
     where: tuple[str, ...] = ()
     when: float | None = None
+    moved: tuple[tuple[str, str], ...] = ()
 
     @property
     def what(self) -> str:
