@@ -53,7 +53,12 @@ EDITS = {
 
 
 # With both edits the names of the first version are those of the last one, and only a file of ours tells which it is.
-CASES = [(name, form) for name in EDITS for form in ("state", "module", "file", "torch file") if name != "both" or form == "file"]
+CASES = [
+    (name, form)
+    for name in EDITS
+    for form in ("state", "module", "file", "torch file")
+    if name != "both" or form == "file"
+]
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
