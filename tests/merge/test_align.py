@@ -320,3 +320,55 @@ def test_wrong_axes_are_noticed():
     ax = mo.axes.trace(net, x)
     with pytest.raises(merge.MergeError, match="does not compute"):
         merge.permute_units(net, ax, {"4.out": torch.tensor([2, 0, 1])}, x)
+
+
+class _Labelled(mo.Module):
+    def __init__(self, seed, channels="abcd"):
+        super().__init__()
+        torch.manual_seed(seed)
+        weight, out = torch.randn(8, 4), torch.randn(2, 8)
+        order = ["abcd".index(channel) for channel in channels]
+        self.inner = mo.tensor(weight[:, order], "hidden channel", channel=list(channels)).attach()
+        self.outer = mo.tensor(out, "out hidden").attach()
+
+    def forward(self, x):
+        x = mo.tensor(x, "n channel", channel=list("abcd"))
+        return mo.dot(self.outer, mo.dot(self.inner, x, over="channel").tanh(), over="hidden").data
+
+
+def test_units_are_compared_by_label():
+    x = torch.randn(5, 4)
+    a, b, turned = _Labelled(1), _Labelled(2), _Labelled(2, "dbca")
+    ax = mo.axes.trace(a, x)
+    assert torch.equal(merge.match_units(turned, a, ax)["hidden"], merge.match_units(b, a, ax)["hidden"])
+    assert torch.equal(merge.match_units(a, turned, ax)["hidden"], merge.match_units(a, b, ax)["hidden"])
+    expected = merge.lerp(a, b, 0.5, align=True, example=x)
+    merged = merge.lerp(a, turned, 0.5, align=True, example=x)
+    torch.testing.assert_close(merged.inner.data, expected.inner.data)
+    torch.testing.assert_close(merged.outer.data, expected.outer.data)
+    soups = [merge.soup(merge.align_all([a, each, _Labelled(3)], example=x)) for each in (b, turned)]
+    torch.testing.assert_close(soups[1].inner.data, soups[0].inner.data)
+    other = _Labelled(2)
+    other.inner = other.inner.relabel(channel=list("abce")).attach()
+    with pytest.raises(merge.MergeError, match=r"the labels of axis 'channel' differ"):
+        merge.align(other, a, ax)
+
+
+def test_aligned_state_dicts_and_files_keep_their_labels(tmp_path):
+    x = torch.randn(5, 4)
+    a, b, turned = _Labelled(1), _Labelled(2), _Labelled(2, "dbca")
+    ax = mo.axes.trace(a, x)
+    expected = merge.lerp(a, b, 0.5, align=ax)
+    merged = merge.lerp(a.state_dict(), turned.state_dict(), 0.5, align=ax)
+    torch.testing.assert_close(merged["tensor:inner"], expected.inner.data)
+    permuted = merge.permute_units(turned.state_dict(), ax, {"hidden": torch.arange(7, -1, -1)})
+    b.load_state_dict(permuted, labels="require")
+    torch.testing.assert_close(b(x), turned(x))
+    mo.save(tmp_path / "a.safetensors", a)
+    mo.save(tmp_path / "b.safetensors", turned)
+    mo.io.merge_files(
+        "lerp", [tmp_path / "a.safetensors", tmp_path / "b.safetensors"], tmp_path / "c.safetensors", t=0.5, align=ax
+    )
+    result = _Labelled(5, "cdab")
+    mo.load(tmp_path / "c.safetensors", result)
+    torch.testing.assert_close(result(x), expected(x))

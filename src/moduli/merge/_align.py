@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
@@ -21,7 +22,7 @@ from ..layout import copy_module, recompute_weights
 from ._activations import collect_activations
 from ._driver import ModelT
 from ._matching import AxisTensor, UnitMatching
-from ._models import MergeError, check_choice
+from ._models import MergeError, check_choice, find_reorders
 
 By: TypeAlias = Literal["weights", "activations"]
 """What units are compared by: their weights, or their activations on data."""
@@ -112,7 +113,7 @@ def align_all(
     if len(models) < 2:
         return [copy_module(model) if isinstance(model, nn.Module) else copy.deepcopy(model) for model in models]
     axes = find_axes(models[0], axes, example)
-    tensors: list[dict[str, Tensor]] = [_list_tensors(model) for model in models]
+    tensors: list[dict[str, Tensor]] = [_list_tensors(model, models[0]) for model in models]
     every = [{name: torch.arange(axis.size) for name, axis in axes.axes.items() if axis.free} for _ in models]
     order = torch.Generator().manual_seed(options.get("seed", 0))
     for _ in range(rounds):
@@ -186,7 +187,7 @@ def match_units(
     check_choice("by", by, "weights", "activations")
     if (by == "activations") != (data is not None):
         raise MergeError("activations are compared on data: give by='activations' and data= together, or neither")
-    weights = _pair_tensors(_list_tensors(model), _list_tensors(to), axes)
+    weights = _pair_tensors(_list_tensors(model), _list_tensors(to, model), axes)
     if data is None:
         return UnitMatching(axes, weights, seed).run(sweeps)
     if not (isinstance(model, nn.Module) and isinstance(to, nn.Module)):
@@ -222,7 +223,11 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
     """
     tensors = axes.take({name: each for name, each in _list_tensors(model).items() if axes.has_parameter(name)}, units)
     if not isinstance(model, nn.Module):
-        return cast(ModelT, {name: tensors[name] if name in tensors else model[name] for name in model})
+        state: Any = {name: tensors[name] if name in tensors else model[name] for name in model}
+        if hasattr(model, "_metadata"):  # the labels
+            state = OrderedDict(state)
+            state._metadata = copy.deepcopy(model._metadata)
+        return cast(ModelT, state)
     result = copy_module(model)
     for name, tensor in _list_tensors(result).items():
         if name in tensors:
@@ -258,11 +263,21 @@ def _list_arguments(example: Any) -> tuple[Any, ...]:
     return tuple(example) if isinstance(example, tuple | list) else (example,)
 
 
-def _list_tensors(model: Any) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name."""
-    if not isinstance(model, nn.Module):
-        return {name: each.detach() for name, each in model.items() if isinstance(each, Tensor)}
-    return {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+def _list_tensors(model: Any, like: Any = None) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name.
+
+    Args:
+        model: A module, or a state dict.
+        like: Another one, whose order of labels the tensors get; None for the model's own.
+    """
+    if isinstance(model, nn.Module):
+        tensors = {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+    else:
+        tensors = {name: each.detach() for name, each in model.items() if isinstance(each, Tensor)}
+    if like is None:
+        return tensors
+    reorders = find_reorders(like, model, ("the model", "`to`"))
+    return {name: reorders[name](each) if name in reorders else each for name, each in tensors.items()}
 
 
 def _widen(tensor: Tensor) -> Tensor:
