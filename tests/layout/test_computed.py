@@ -74,3 +74,16 @@ def test_minimize_takes_models_with_computed_weights(make):
     weight = fit.x[0].weight.detach().clone()
     assert fit.x(x).square().mean() < start
     assert torch.equal(fit.x[0].weight, weight)
+
+
+def test_a_copy_of_an_expanded_buffer_can_be_written():
+    net = nn.Linear(2, 2)
+    net.register_buffer("scale", torch.ones(1).expand(4))
+    twin = copy_module(net)
+    twin.scale[0] = 3.0
+    assert twin.scale.tolist() == [3.0, 1.0, 1.0, 1.0]
+    assert net.scale.tolist() == [1.0] * 4
+    other = nn.Linear(2, 2)
+    other.register_buffer("scale", torch.tensor([3.0, 5.0, 7.0, 9.0]))
+    assert mo.merge.lerp(net, other, 0.5).scale.tolist() == [1.0] * 4
+    assert mo.merge.lerp(net, other, 0.5, buffers="merge").scale.tolist() == [2.0, 3.0, 4.0, 5.0]

@@ -12,6 +12,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from ._pieces import is_expanded
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _KINDS = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
 
@@ -60,9 +62,10 @@ def recompute_weights(net: nn.Module) -> None:
 
 
 def copy_module(net: ModuleT) -> ModuleT:
-    """Return a deep copy of a model, in which weights that hooks compute are computed from the parameters of the copy.
+    """Return a deep copy of a model that can be written to.
 
-    `copy.deepcopy` raises for a pruned model that was called with gradients, because such a weight is no leaf.
+    Weights that hooks compute are computed from the parameters of the copy: `copy.deepcopy` raises for a pruned model that was
+    called with gradients, because such a weight is no leaf. Expanded buffers get memory for every element.
 
     Args:
         net: The model.
@@ -82,5 +85,8 @@ def copy_module(net: ModuleT) -> ModuleT:
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 memo[id(value)] = value.detach().requires_grad_()
     twin = copy.deepcopy(net, memo)
+    for tensor in (*twin.parameters(), *twin.buffers()):
+        if is_expanded(tensor):
+            tensor.data = tensor.data.contiguous()
     recompute_weights(twin)
     return twin
