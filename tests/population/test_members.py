@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import io
+import itertools
 import pickle
 
 import pytest
@@ -320,7 +321,14 @@ def test_a_member_is_not_converted_out_of_its_population() -> None:
 def test_a_pruned_model_is_refused_in_a_sentence() -> None:
     pruned = nn.Sequential(nn.Linear(4, 4))
     prune.l1_unstructured(pruned[0], "weight", 0.5)
-    for make in (lambda: Population.of(pruned, 3), lambda: Population.from_modules([pruned, pruned])):
+    makers = (
+        lambda: Population.of(pruned, 3),
+        lambda: Population.from_modules([pruned, pruned]),
+        lambda: Population.around(pruned, 4, sigma=0.1),
+    )
+    for make, trained in itertools.product(makers, (True, False)):
+        with torch.set_grad_enabled(trained):
+            pruned(torch.ones(1, 4))
         with pytest.raises(StructureError, match=r"'0\.weight' is computed from other parameters .*prune\.remove"):
             make()
     prune.remove(pruned[0], "weight")
