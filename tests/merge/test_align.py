@@ -372,3 +372,16 @@ def test_aligned_state_dicts_and_files_keep_their_labels(tmp_path):
     result = _Labelled(5, "cdab")
     mo.load(tmp_path / "c.safetensors", result)
     torch.testing.assert_close(result(x), expected(x))
+
+
+def test_units_that_are_no_permutation_are_refused():
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(5, 4)
+    ax = mo.axes.trace(net, x)
+    for model in (net, net.state_dict()):
+        for order in ([0, 0, 1], [0, 1], [0, 1, 3]):
+            with pytest.raises(
+                merge.MergeError, match="axis '0.out' are no permutation: give each position from 0 to 2 once"
+            ):
+                merge.permute_units(model, ax, {"0.out": torch.tensor(order)})
+        with pytest.raises(merge.MergeError, match="axis '2.out' is fixed \\(an output\\)"):
+            merge.permute_units(model, ax, {"2.out": torch.tensor([1, 0])})

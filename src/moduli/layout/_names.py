@@ -229,7 +229,8 @@ def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
         public = public_name(name)
         if name not in table and public in table:
             used.add(public)
-            return None if table[public] is None else _register_like(table[public], name)
+            new = table[public]
+            return None if new is None else _register_like(new, name)
         path = name
         while path not in table:
             if "." not in path:

@@ -210,7 +210,7 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
         example: The arguments of a forward, on which the outputs of a module and its copy are compared.
 
     Raises:
-        MergeError: If the copy computes something else.
+        MergeError: If units are no permutation, their axis is fixed, or the copy computes something else.
 
     Example:
         >>> import torch
@@ -221,6 +221,17 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
         >>> torch.allclose(other(x), net(x), atol=1e-6), torch.equal(other[0].bias, net[0].bias[[2, 0, 1]])
         (True, True)
     """
+    for name, order in units.items():
+        axis = axes[name]
+        if not axis.free and (example is None or not isinstance(model, nn.Module)):
+            raise MergeError(
+                f"axis {name!r} is fixed ({', '.join(axis.reasons)}), so that another order computes something else; with an "
+                "example, outputs are compared"
+            )
+        if sorted(torch.as_tensor(order).tolist()) != list(range(axis.size)):
+            raise MergeError(
+                f"the units of axis {name!r} are no permutation: give each position from 0 to {axis.size - 1} once"
+            )
     tensors = axes.take({name: each for name, each in _list_tensors(model).items() if axes.has_parameter(name)}, units)
     if not isinstance(model, nn.Module):
         state: Any = {name: tensors[name] if name in tensors else model[name] for name in model}
