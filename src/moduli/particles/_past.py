@@ -355,6 +355,15 @@ class Plan:
             if isinstance(value, Tensor) and id(value) not in live
         ]
 
+    def list_sizes(self) -> list[tuple[nn.Module, str, Any]]:
+        """Return the sizes and other immutable attributes that come back: module, name and value."""
+        return [
+            (module, name, value)
+            for module, slot in self._slots.values()
+            for name, value in slot.attributes.items()
+            if isinstance(value, int | float | str | tuple)
+        ]
+
     def write(self) -> None:
         """Write the planned registries and attributes into the modules."""
         for module, slot in self._slots.values():
