@@ -385,3 +385,13 @@ def test_units_that_are_no_permutation_are_refused():
                 merge.permute_units(model, ax, {"0.out": torch.tensor(order)})
         with pytest.raises(merge.MergeError, match="axis '2.out' is fixed \\(an output\\)"):
             merge.permute_units(model, ax, {"2.out": torch.tensor([1, 0])})
+
+
+def test_a_compiled_model_is_aligned():
+    x = torch.randn(5, 4)
+    a, b = (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2))
+    expected = merge.align(b, a, example=x)
+    compiled = torch.compile(b, backend="eager")
+    aligned = merge.align(compiled, a, axes=mo.axes.trace(b, x))
+    assert torch.equal(aligned.state_dict()["_orig_mod.0.weight"], expected[0].weight)
+    torch.testing.assert_close(aligned(x), b(x))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .. import axes as model_axes
 from .._texts import shorten
 from ..axes import ModelAxes, ParameterAxes
-from ..layout import copy_module, recompute_weights
+from ..layout import copy_module, recompute_weights, unwrapped_name
 from ._activations import collect_activations
 from ._driver import ModelT
 from ._matching import AxisTensor, UnitMatching
@@ -275,7 +275,7 @@ def _list_arguments(example: Any) -> tuple[Any, ...]:
 
 
 def _list_tensors(model: Any, like: Any = None) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name.
+    """Return the parameters and buffers of a model by name, those of a module without the parts of wrappers.
 
     Args:
         model: A module, or a state dict.
@@ -285,10 +285,11 @@ def _list_tensors(model: Any, like: Any = None) -> dict[str, Tensor]:
         tensors = {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
     else:
         tensors = {name: each.detach() for name, each in model.items() if isinstance(each, Tensor)}
-    if like is None:
-        return tensors
-    reorders = find_reorders(like, model, ("the model", "`to`"))
-    return {name: reorders[name](each) if name in reorders else each for name, each in tensors.items()}
+    if like is not None:
+        reorders = find_reorders(like, model, ("the model", "`to`"))
+        tensors = {name: reorders[name](each) if name in reorders else each for name, each in tensors.items()}
+    # Axes have names without the parts of wrappers, such as compiled modules.
+    return {unwrapped_name(name): each for name, each in tensors.items()} if isinstance(model, nn.Module) else tensors
 
 
 def _widen(tensor: Tensor) -> Tensor:
