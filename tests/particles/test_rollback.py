@@ -472,6 +472,22 @@ class _OwnReshaped(mo.Module):
         self.up, self.down, self.width = nn.Linear(3, 4), nn.Linear(4, 2), 4
 
 
+def test_relatives_have_lists_of_sizes_back():
+    class Net(_Reshaped):
+        def forward(self, x):
+            return self.down(self.up(x).tanh().view(-1, *self.sizes))
+
+    net, x = mo.adopt(Net()), torch.randn(5, 3)
+    net.sizes = [4]
+    relative = net.clone()
+    before, number = relative(x), net.history.version
+    particles.grow(net, {"up.out": 6}, example=x, attributes={"sizes": [6]})
+    assert relative.touch().sizes == [6]
+    particles.rollback(net, number)
+    assert relative.touch().sizes == [4]
+    torch.testing.assert_close(relative(x), before)
+
+
 @pytest.mark.parametrize("make", [lambda: mo.adopt(_Reshaped()), _OwnReshaped], ids=["adopted", "module"])
 @pytest.mark.parametrize("awake", [True, False])
 def test_relatives_have_the_sizes_of_the_version_back(make, awake):
