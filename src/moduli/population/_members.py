@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
-from moduli.layout import diff, find_computed, read
+from moduli.layout import diff, read
 from moduli.nn import Module as LabelledModule
 from moduli.particles import StructureError, pin
 
@@ -211,9 +211,8 @@ def copy_model(module: T) -> T:
         StructureError: If an attribute is a tensor computed from parameters, which members could not have separately.
     """
     for path, each in module.named_modules():
-        computed = find_computed(each._forward_pre_hooks)  # without a graph after a call under `no_grad`
         for name, value in vars(each).items():
-            if isinstance(value, Tensor) and (value.grad_fn is not None or name in computed):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
                 raise StructureError(
                     f"{f'{path}.{name}' if path else name!r} is computed from other parameters and kept as an attribute, as "
                     "pruning and weight_norm do; make it a parameter first (torch.nn.utils.prune.remove, "
