@@ -197,3 +197,31 @@ def test_tied_parameters_have_the_same_axes():
     ax = mo.axes.trace(Tied(), torch.zeros(2, 3, dtype=torch.int64))
     assert ax.of("head.weight") is ax.of("embed.weight")
     assert ax.of("head.weight")[1] == ("embed.out",)
+
+
+class Cached(nn.Module):
+    """A model that stores a table at its first call, and its last activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.table, self.last = nn.Linear(4, 3), None, [1]
+
+    def forward(self, x):
+        if self.table is None:
+            self.table, self.size = torch.arange(3.0), 3
+        self.last = self.body(x) * self.table
+        return self.last
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_what_a_forward_stores_is_put_back(fake):
+    net, x = nn.Sequential(Cached(), nn.Linear(3, 2)), torch.randn(2, 4)
+    mo.axes.trace(net, x, fake=fake)
+    assert net[0].table is None
+    assert net[0].last == [1]
+    assert not hasattr(net[0], "size")
+    y = net(x)
+    table = net[0].table
+    mo.axes.trace(net, x, fake=fake)
+    assert net[0].table is table
+    assert torch.equal(net(x), y)

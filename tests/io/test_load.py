@@ -61,13 +61,14 @@ def test_an_older_version_is_loaded_by_its_edits_with_its_optimizer(path):
         mio.load(path, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 5)), optimizer=fresh)
     result = mio.load(path, new, optimizer=fresh)
     assert "extra" in result.fresh
+    moved = {"0.weight": "1.weight"}
+    assert set(moved) == set(new.state_dict()) - set(result.fresh)
     for name, value in new.state_dict().items():
-        source = old.state_dict().get(name)
         if name not in result.fresh:
-            assert torch.equal(value, source)
+            assert torch.equal(value, old.state_dict()[moved[name]])
             parameter = dict(new.named_parameters())[name]
             assert torch.equal(
-                fresh.state[parameter]["exp_avg"], optimizer.state[dict(old.named_parameters())[name]]["exp_avg"]
+                fresh.state[parameter]["exp_avg"], optimizer.state[dict(old.named_parameters())[moved[name]]]["exp_avg"]
             )
         else:
             assert torch.equal(value, before[name])

@@ -138,3 +138,28 @@ def test_another_model_is_refused(tmp_path):
     other, _ = make(4, out=3)
     mo.load(tmp_path / "a.safetensors", module=other, axes=mo.axes.trace(other, X))
     assert torch.equal(other[3].bias[:2], net[3].bias)
+
+
+def test_shapes_that_do_not_tell_numbers_of_units_are_refused_in_words(tmp_path):
+    def make_heads(heads, size):
+        class Heads(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(3, heads * size), nn.Linear(heads * size, 2)
+
+            def forward(self, x):
+                y = self.a(x).unflatten(-1, (heads, size))
+                return self.b((y.softmax(-2) * y.softmax(-1)).flatten(-2))
+
+        return Heads()
+
+    small, large = make_heads(2, 4), make_heads(4, 4)
+    mo.save(tmp_path / "a.safetensors", small)
+    with pytest.raises(
+        CheckpointError, match=r"several numbers of units of 'a.out.0' and 'a.out.1' give these shapes; load into"
+    ):
+        mo.load(tmp_path / "a.safetensors", large, axes=mo.axes.trace(large, X))
+    wide, flat = nn.Conv2d(3, 4, 3), nn.Conv1d(3, 4, 3)
+    mo.save(tmp_path / "b.safetensors", flat)
+    with pytest.raises(CheckpointError, match=r"'weight' has the shape \(4, 3, 3\), and here the shape \(4, 3, 3, 3\)"):
+        mo.load(tmp_path / "b.safetensors", wide, axes=mo.axes.trace(wide, torch.zeros(1, 3, 5, 5)))

@@ -243,3 +243,16 @@ def test_errors_of_different_sizes_give_the_position_of_an_unnamed_axis():
         mo.ones(2, 8) + mo.ones(7)
     with pytest.raises(ValueError, match=r"'j': 8 and 7"):
         mo.tensor(torch.ones(2, 8), "i j") @ mo.ones(7)
+
+
+@pytest.mark.parametrize(
+    ("how", "only"), [("outer", r"only on the right: \['d'\]"), ("inner", r"only on the left: \['a', 'b'\]")]
+)
+def test_labels_that_a_join_would_change_in_place_are_named(how, only):
+    tensor, value = mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]), mo.tensor([1.0, 2.0], x=["c", "d"])
+    with (
+        mo.join(how),
+        pytest.raises(ValueError, match=rf"under mo.join\('{how}'\) the labels would become others.*{only}"),
+    ):
+        tensor += value
+    assert tensor.tolist() == [1.0, 2.0, 3.0]

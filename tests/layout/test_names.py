@@ -170,6 +170,29 @@ def test_renames():
         make_rename({"7": "x"}, names)
 
 
+def test_a_mapping_takes_public_names_of_labelled_tensors(tmp_path):
+    names = ["tensor:a", "body.tensor:b", "body.buffer:c", "plain"]
+    rename = make_rename({"a": "body.b", "body.b": "body.tensor:a", "body.c": None, "plain": "a"}, names)
+    assert [*map(rename, names)] == ["body.tensor:b", "body.tensor:a", None, "a"]
+
+    def make(first, second):
+        net = mo.Module()
+        net.inner = mo.Module()
+        setattr(net, first, mo.tensor([1.0, 2.0], c=["r", "g"]).attach())
+        setattr(net.inner, second, mo.tensor([3.0, 4.0], c=["r", "g"]).attach())
+        return net, mo.Optimizer(net, m.HeavyBall(0.9), m.LR(0.1))
+
+    (net, opt), (other, theirs) = make("a", "b"), make("x", "y")
+    opt.step(mo.closure(lambda: (net.a * net.a + 2 * net.inner.b).sum().data))
+    mo.save(tmp_path / "net.safetensors", net, optimizer=opt)
+    mo.load(tmp_path / "net.safetensors", other, optimizer=theirs, mapping={"a": "inner.y", "inner.b": "x"})
+    assert torch.equal(other.x.data, net.inner.b.data)
+    for each, step in ((net, opt), (other, theirs)):
+        step.step(mo.closure(lambda each=each: sum(p.sum() for p in each.parameters()) * 0.0))
+    assert torch.equal(other.x.data, net.inner.b.data)
+    assert torch.equal(other.inner.y.data, net.a.data)
+
+
 def test_split_accepts_public_names_and_raises_where_nothing_matches():
     net = mo.Module()
     net.coef = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()

@@ -199,6 +199,77 @@ def test_repair_sets_the_statistics_of_batch_norm():
         merge.repair(merged, [x], [a, b], [1.0])
 
 
+def _moments(net, x, layer):
+    outputs = []
+    handle = net.get_submodule(layer).register_forward_hook(lambda layer, args, output: outputs.append(output.detach()))
+    net(x)
+    handle.remove()
+    return outputs[-1].mean(0), outputs[-1].abs().square().mean(0) - outputs[-1].mean(0).abs().square()
+
+
+def _first_layer(change, dtype=torch.float32):
+    def make():
+        net = nn.Sequential(nn.Linear(4, 8, dtype=dtype), nn.Linear(8, 8, dtype=dtype), nn.Linear(8, 3, dtype=dtype))
+        change(net[0])
+        return net
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _first_layer(lambda layer: None),
+        _first_layer(lambda layer: None, torch.complex64),
+        _first_layer(nn.utils.parametrizations.weight_norm),
+        _first_layer(lambda layer: nn.utils.prune.random_unstructured(layer, "weight", 3)),
+    ],
+    ids=["plain", "complex", "weight norm", "pruned"],
+)
+def test_repaired_layers_have_the_means_and_deviations_of_the_sources(make):
+    torch.manual_seed(0)
+    a, b = make(), make()
+    x = torch.randn(200, 4, dtype=a[1].weight.dtype)
+    fixed = merge.repair(merge.lerp(a, b, 0.5), [x], [a, b])
+    for layer in ("0", "1"):
+        own, one, other = (_moments(net, x, layer) for net in (fixed, a, b))
+        torch.testing.assert_close(own[0], (one[0] + other[0]) / 2, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own[1].sqrt(), (one[1].sqrt() + other[1].sqrt()) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_cannot_be_scaled_are_refused():
+    torch.manual_seed(0)
+    x = torch.randn(20, 4)
+
+    def twice():
+        layer = nn.Linear(4, 4)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2))
+
+    with pytest.raises(merge.MergeError, match=r"'0.weight' is also '2.weight'"):
+        merge.repair(twice(), [x], [twice(), twice()])
+    for change in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
+        make = _first_layer(change)
+        with pytest.raises(merge.MergeError, match="the weight of '0' is computed from others"):
+            merge.repair(make().eval(), [x], [make().eval(), make().eval()])
+    net, wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3))
+    with pytest.raises(merge.MergeError, match="'0' has 9 outputs in the sources, and 8 in the model"):
+        merge.repair(net, [x], [wide])
+    with pytest.raises(merge.MergeError, match=r"'0' has \[8, 9\] outputs in the sources"):
+        merge.repair(net, [x], [net, wide])
+
+
+def test_a_pruned_model_is_aligned():
+    torch.manual_seed(0)
+    x = torch.randn(9, 4)
+    net, other = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2))
+    for each in (net, other):
+        nn.utils.prune.random_unstructured(each[0], "weight", 0.3)
+        each(x).sum().backward()
+    aligned = merge.align(net, other, example=x)
+    torch.testing.assert_close(aligned(x), net(x))
+    assert not torch.equal(aligned[0].weight, net[0].weight)
+
+
 def test_path_of_three_models_has_the_losses_of_a_plane():
     corners = [{"w": torch.tensor(w)} for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0])]
     plane = merge.path(*corners[:2], lambda model: float(model["w"].prod()), corners[2], points=5)
@@ -251,3 +322,78 @@ def test_permuting_an_output_axis_is_refused():
     ax = mo.axes.trace(net, x)
     with pytest.raises(merge.MergeError, match="does not compute"):
         merge.permute_units(net, ax, {"4.out": torch.tensor([2, 0, 1])}, x)
+
+
+class _Labelled(mo.Module):
+    def __init__(self, seed, channels="abcd"):
+        super().__init__()
+        torch.manual_seed(seed)
+        weight, out = torch.randn(8, 4), torch.randn(2, 8)
+        order = ["abcd".index(channel) for channel in channels]
+        self.inner = mo.tensor(weight[:, order], "hidden channel", channel=list(channels)).attach()
+        self.outer = mo.tensor(out, "out hidden").attach()
+
+    def forward(self, x):
+        x = mo.tensor(x, "n channel", channel=list("abcd"))
+        return mo.dot(self.outer, mo.dot(self.inner, x, over="channel").tanh(), over="hidden").data
+
+
+def test_units_are_compared_by_label():
+    x = torch.randn(5, 4)
+    a, b, turned = _Labelled(1), _Labelled(2), _Labelled(2, "dbca")
+    ax = mo.axes.trace(a, x)
+    assert torch.equal(merge.match_units(turned, a, ax)["hidden"], merge.match_units(b, a, ax)["hidden"])
+    assert torch.equal(merge.match_units(a, turned, ax)["hidden"], merge.match_units(a, b, ax)["hidden"])
+    expected = merge.lerp(a, b, 0.5, align=True, example=x)
+    merged = merge.lerp(a, turned, 0.5, align=True, example=x)
+    torch.testing.assert_close(merged.inner.data, expected.inner.data)
+    torch.testing.assert_close(merged.outer.data, expected.outer.data)
+    soups = [merge.soup(merge.align_all([a, each, _Labelled(3)], example=x)) for each in (b, turned)]
+    torch.testing.assert_close(soups[1].inner.data, soups[0].inner.data)
+    other = _Labelled(2)
+    other.inner = other.inner.relabel(channel=list("abce")).attach()
+    with pytest.raises(merge.MergeError, match=r"the labels of axis 'channel' differ"):
+        merge.align(other, a, ax)
+
+
+def test_aligned_state_dicts_and_files_keep_their_labels(tmp_path):
+    x = torch.randn(5, 4)
+    a, b, turned = _Labelled(1), _Labelled(2), _Labelled(2, "dbca")
+    ax = mo.axes.trace(a, x)
+    expected = merge.lerp(a, b, 0.5, align=ax)
+    merged = merge.lerp(a.state_dict(), turned.state_dict(), 0.5, align=ax)
+    torch.testing.assert_close(merged["tensor:inner"], expected.inner.data)
+    permuted = merge.permute_units(turned.state_dict(), ax, {"hidden": torch.arange(7, -1, -1)})
+    b.load_state_dict(permuted, labels="require")
+    torch.testing.assert_close(b(x), turned(x))
+    mo.save(tmp_path / "a.safetensors", a)
+    mo.save(tmp_path / "b.safetensors", turned)
+    mo.io.merge_files(
+        "lerp", [tmp_path / "a.safetensors", tmp_path / "b.safetensors"], tmp_path / "c.safetensors", t=0.5, align=ax
+    )
+    result = _Labelled(5, "cdab")
+    mo.load(tmp_path / "c.safetensors", result)
+    torch.testing.assert_close(result(x), expected(x))
+
+
+def test_units_that_are_no_permutation_are_refused():
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(5, 4)
+    ax = mo.axes.trace(net, x)
+    for model in (net, net.state_dict()):
+        for order in ([0, 0, 1], [0, 1], [0, 1, 3]):
+            with pytest.raises(
+                merge.MergeError, match="axis '0.out' are no permutation: give each position from 0 to 2 once"
+            ):
+                merge.permute_units(model, ax, {"0.out": torch.tensor(order)})
+        with pytest.raises(merge.MergeError, match="axis '2.out' is fixed \\(an output\\)"):
+            merge.permute_units(model, ax, {"2.out": torch.tensor([1, 0])})
+
+
+def test_a_compiled_model_is_aligned():
+    x = torch.randn(5, 4)
+    a, b = (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2))
+    expected = merge.align(b, a, example=x)
+    compiled = torch.compile(b, backend="eager")
+    aligned = merge.align(compiled, a, axes=mo.axes.trace(b, x))
+    assert torch.equal(aligned.state_dict()["_orig_mod.0.weight"], expected[0].weight)
+    torch.testing.assert_close(aligned(x), b(x))

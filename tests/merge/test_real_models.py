@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import moduli as mo
 from merge.helpers import RECIPES, BatchNormNet, Tied, siblings
@@ -73,6 +73,36 @@ def test_every_recipe_merges_real_models(name):
         loaded(*x)
         loaded.load_state_dict(state)
         torch.testing.assert_close(first(loaded(*x)), output)
+
+
+def computed(kind):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    if kind == "pruned":
+        prune.l1_unstructured(net[0], "weight", 0.5)
+    else:
+        getattr(nn.utils, kind)(net[0])
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["pruned", "weight_norm", "spectral_norm"])
+def test_trained_models_with_weights_that_hooks_compute(kind):
+    """Such a weight is no leaf after a call with gradients, which `copy.deepcopy` refuses."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 4)
+    a, b = computed(kind).eval(), computed(kind).eval()
+    for net in (a, b):
+        net(x).sum().backward()
+    merged = merge.lerp(a, b, 0.5)
+    expected = computed(kind).eval()
+    expected.load_state_dict(merged.state_dict())
+    y = expected(x)
+    torch.testing.assert_close(merged[0].weight, expected[0].weight)
+    torch.testing.assert_close(merged(x), y)
+    torch.testing.assert_close(merge.reestimate_batch_norm(merged, [x])(x), y)
+    assert set(merge.fisher_information(a, [x], lambda net, batch: net(batch).square().sum(1))) == set(
+        dict(a.named_parameters())
+    )
 
 
 def test_a_merged_model_is_trained():

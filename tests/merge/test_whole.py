@@ -127,3 +127,10 @@ def test_integers_must_be_equal():
     with pytest.raises(MergeError, match="'count'"):
         merge.linear([a, b])
     assert merge.linear([a, b], integers="first").count == 1
+
+
+def test_sparse_parameters_are_refused_by_name():
+    net = nn.Linear(3, 3)
+    net.weight = nn.Parameter(net.weight.detach().to_sparse())
+    with pytest.raises(merge.MergeError, match="'weight' of .* has layout torch.sparse_coo"):
+        merge.lerp(net, net, 0.5)

@@ -264,6 +264,57 @@ def test_labelled_tensors_that_are_assigned_are_trained():
     assert (net.w.data < 1).all()
 
 
+class Scores(mo.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        values = torch.arange(1.0, 10.0).view(3, 3)
+        self.w = mo.tensor(values * scale, row=["a", "b", "c"], column=["x", "y", "z"]).attach()
+
+    def forward(self):
+        target = mo.tensor([3.0, 1.0, 2.0], row=["a", "b", "c"]) * mo.tensor([1.0, 5.0, 2.0], column=["x", "y", "z"])
+        return (self.w - target).square().mean().data
+
+
+ORDERS = {
+    "labels": lambda w: w.sel(row=["c", "a", "b"], column=["y", "x", "z"]),
+    "axes": lambda w: w.permute("column row"),
+    "both": lambda w: w.permute("column row").sel(row=["c", "a", "b"]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["Adam", "HeavyBall", "Lion", "Shampoo", "Adafactor"])
+def test_state_follows_a_parameter_that_is_assigned_in_another_order(name, order):
+    def train(edit):
+        net = Scores()
+        opt = mo.Optimizer(net, getattr(m, name)(), m.LR(0.1))
+        for step in range(6):
+            if step == 3 and edit:
+                net.w = ORDERS[order](net.w).detach().attach()
+            opt.step(mo.closure(lambda f: f()))
+        return net.w.align_to(Scores().w.dims).detach(), opt.explain()
+
+    (plain, _), (moved, words) = train(edit=False), train(edit=True)
+    if "restarted for w" not in words and "restarted for tensor:w" not in words:
+        torch.testing.assert_close(moved.data, plain.data, rtol=1e-5, atol=1e-5)
+    else:  # factors of axes have no rule for exchanged axes
+        assert order != "labels"
+        assert name in ("Shampoo", "Adafactor")
+    assert "replaced, with their state" in words
+
+
+def test_state_does_not_go_to_other_labels():
+    net = Scores()
+    opt = mo.Optimizer(net, m.HeavyBall(0.9), m.LR(0.1))
+    for _ in range(3):
+        opt.step(mo.closure(lambda f: f()))
+    values = net.w.data.detach().clone()
+    net.w = mo.tensor(values, row=["a", "b", "d"], column=["x", "y", "z"]).attach()
+    opt.step(mo.closure(lambda f: f.w.square().sum().data))
+    torch.testing.assert_close(net.w.data, values - 0.1 * 2 * values)
+    assert "replaced by others with other labels, without state" in opt.explain()
+
+
 def test_schedulers_go_on():
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1), groups={"head.*": {"lr": 0.2}})

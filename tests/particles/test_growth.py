@@ -285,6 +285,39 @@ def test_shrinking_keeps_units_by_position_score_and_mask():
     assert scored[0].bias.item() == best_bias
 
 
+def test_both_inputs_of_a_bilinear_layer_grow_at_once():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.c, self.b = nn.Linear(4, 6), nn.Linear(4, 5), nn.Bilinear(6, 5, 3)
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)), torch.tanh(self.c(x)))
+
+    torch.manual_seed(0)
+    net, x = Net().double(), torch.randn(7, 4, dtype=torch.float64)
+    before = net(x)
+    grow(net, {"a.out": 16, "c.out": 13}, axes=mo.axes.trace(net, x), noise=0.5)
+    torch.testing.assert_close(net(x), before, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("how", ["pruned", "weight_norm"])
+def test_layers_with_weights_that_hooks_compute_have_the_sizes_of_what_they_compute(how):
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(5, 4)
+    if how == "pruned":
+        nn.utils.prune.l1_unstructured(net[0], "weight", 0.5)
+    else:
+        nn.utils.weight_norm(net[0])
+    before, weight = net(x), net[0].weight.detach()
+    grow(net, {"0.out": 9}, example=x)
+    torch.testing.assert_close(net(x), before, rtol=1e-5, atol=1e-5)
+    assert net[0].out_features == net[2].in_features == 9
+    shrink(net, {"0.out": [4, 1]}, example=x)
+    assert net[0].out_features == 2
+    torch.testing.assert_close(net[0].weight.detach(), weight[[4, 1]])
+
+
 def test_growing_and_shrinking_back_restores_the_values():
     torch.manual_seed(0)
     net, example, _ = MODELS["unet"]()

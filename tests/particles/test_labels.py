@@ -8,6 +8,7 @@ from torch import nn
 
 import moduli as mo
 from moduli import particles as P
+from moduli.nn import align_state_dict, labels_of, tie
 from moduli.particles import StructureError
 from particles.helpers import Net
 
@@ -172,3 +173,31 @@ def test_members_of_a_population_pair_labels():
         StructureError, match=r"(?s)members 0 and 1 cannot be stacked: .*w.*the labels of axis 'y' differ"
     ):
         mo.Population.from_modules([a, Outer(values, y=["a", "c"], x=[1, 2, 3])])
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda net: list(net.export_all()), ["w"]),
+        (lambda net: list(labels_of(net)), ["w"]),
+        (lambda net: "(w): Tensor(ch=2)" in repr(net), True),
+        (lambda net: net.get_parameter("w").tolist(), [2.0, 4.0]),
+        (lambda net: list(align_state_dict(net, {"tensor:w": torch.ones(2)}, 0, "ignore")), ["tensor:w"]),
+        (lambda net: [*vars(net).get("_parameters"), *vars(net).get("_labelled")], ["tensor:w", "w"]),
+        (lambda net: vars(net).get("_nothing", "none"), "none"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda net: 2 * net, lambda net: (net + net).clone()], ids=["result", "clone"])
+def test_labelled_tensors_of_an_unread_result_are_there(make, read, expected):
+    """Whatever looks at a result first."""
+    net = mo.Module()
+    net.w = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()
+    assert read(make(net)) == expected
+
+
+def test_an_unread_result_can_be_tied():
+    net = mo.Module()
+    net.w = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()
+    result = 2 * net
+    tie(result, "v", to="w")
+    assert result.v.data is result.w.data

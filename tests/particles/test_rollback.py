@@ -450,6 +450,57 @@ def test_recurrent_layers_are_rolled_back_and_plain_attributes_are_not():
     assert rollback(net, net.history.version - 1).heads == 3
 
 
+class _Reshaped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.width = nn.Linear(3, 4), nn.Linear(4, 2), 4
+
+    def forward(self, x):
+        return self.down(self.up(x).tanh().view(-1, self.width))
+
+
+class _OwnReshaped(mo.Module):
+    forward = _Reshaped.forward
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.width = nn.Linear(3, 4), nn.Linear(4, 2), 4
+
+
+def test_relatives_have_lists_of_sizes_back():
+    class Net(_Reshaped):
+        def forward(self, x):
+            return self.down(self.up(x).tanh().view(-1, *self.sizes))
+
+    net, x = mo.adopt(Net()), torch.randn(5, 3)
+    net.sizes = [4]
+    relative = net.clone()
+    before, number = relative(x), net.history.version
+    particles.grow(net, {"up.out": 6}, example=x, attributes={"sizes": [6]})
+    assert relative.touch().sizes == [6]
+    particles.rollback(net, number)
+    assert relative.touch().sizes == [4]
+    torch.testing.assert_close(relative(x), before)
+
+
+@pytest.mark.parametrize("make", [lambda: mo.adopt(_Reshaped()), _OwnReshaped], ids=["adopted", "module"])
+@pytest.mark.parametrize("awake", [True, False])
+def test_relatives_have_the_sizes_of_the_version_back(make, awake):
+    torch.manual_seed(0)
+    net, x = make(), torch.randn(5, 3)
+    relative = net.clone()
+    before, number = relative(x), net.history.version
+    particles.grow(net, {"up.out": 6}, example=x, attributes={"width": 6})
+    if awake:
+        assert relative.touch().width == 6
+    particles.rollback(net, number)
+    assert net.width == relative.touch().width == 4
+    torch.testing.assert_close(relative(x), before)
+    particles.rollback(net, number + 1)
+    assert net.width == relative.touch().width == 6
+    torch.testing.assert_close(relative(x), before)
+
+
 def test_insertion_and_removal_of_layers_are_rolled_back():
     torch.manual_seed(0)
     net, x = adopt(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))), torch.randn(5, 3)

@@ -320,8 +320,28 @@ def test_a_member_is_not_converted_out_of_its_population() -> None:
 def test_a_pruned_model_is_refused_in_a_sentence() -> None:
     pruned = nn.Sequential(nn.Linear(4, 4))
     prune.l1_unstructured(pruned[0], "weight", 0.5)
-    for make in (lambda: Population.of(pruned, 3), lambda: Population.from_modules([pruned, pruned])):
+    makers = (
+        lambda: Population.of(pruned, 3),
+        lambda: Population.from_modules([pruned, pruned]),
+        lambda: Population.around(pruned, 4, sigma=0.1),
+    )
+    for make in makers:
         with pytest.raises(StructureError, match=r"'0\.weight' is computed from other parameters .*prune\.remove"):
             make()
     prune.remove(pruned[0], "weight")
     assert len(Population.of(pruned, 3)) == 3
+
+
+def test_members_of_a_pruned_model_have_weights_of_their_own() -> None:
+    """A pruned model whose weight has no graph is taken; a vectorised call must not stay in what members are made of."""
+    torch.manual_seed(0)
+    pruned, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    with torch.no_grad():
+        pruned(x)
+    pop = Population.of(pruned, 3, init=0.1)
+    losses = pop.losses(lambda f: f(x).square().mean())
+    for i in range(3):
+        member = pop[i]
+        assert torch.equal(member[0].weight, member[0].weight_orig * member[0].weight_mask)
+        torch.testing.assert_close(member(x).square().mean(), losses[i])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
-from ..layout import public_name
+from ..layout import call_with_tensors, copy_module, public_name, recompute_weights
 
 
 class StartPoint:
@@ -31,7 +31,7 @@ class StartPoint:
         self.module: nn.Module | None = None
         if isinstance(x0, nn.Module):
             # The user's module is not changed; the copy is.
-            self.module = copy.deepcopy(x0)
+            self.module = copy_module(x0)
             named = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
             self.names, self.leaves, self.dims = (
                 list(map(public_name, named)),
@@ -98,17 +98,18 @@ class StartPoint:
             return fun(self.module)
         wrapped = _FunctionOfModule(fun, self.module)
         named = {f"module.{name}": leaf for name, leaf in zip(self._keys, leaves, strict=True)}
-        return torch.func.functional_call(wrapped, named, ())
+        return call_with_tensors(wrapped, named)
 
     def result(self, values: list[Tensor]) -> Any:
         """Return the point with these values, copied and detached."""
         if self.module is not None:
-            out = copy.deepcopy(self.module)
+            out = copy_module(self.module)
             with torch.no_grad():
                 free = [param for param in out.parameters() if param.requires_grad]
                 for param, value in zip(free, values, strict=True):
                     param.copy_(value)
                     param.grad = None
+            recompute_weights(out)
             return out
         return self._form([value.detach().clone() for value in values])
 

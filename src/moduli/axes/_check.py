@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
+from ..layout import call_with_tensors, copy_module
 from ._model_axes import ModelAxes
 from ._trace import trace
 
@@ -56,7 +56,7 @@ def check(
     if axes is None:
         axes = trace(net, *example, kwargs=kwargs, output=output)
     generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(net).eval()
+    other = copy_module(net).eval()
     tensors = _disturb(other, generator)
     units = {axis.name: torch.randperm(axis.size, generator=generator) for axis in axes.free}
 
@@ -64,7 +64,7 @@ def check(
         # Layers write to their running statistics, so every call gets copies.
         fresh = {name: tensor.clone() for name, tensor in stored.items()}
         with torch.no_grad():
-            result = torch.func.functional_call(other, fresh, example, dict(kwargs or {}))
+            result = call_with_tensors(other, fresh, example, kwargs)
         result = result if output is None else output(result)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 

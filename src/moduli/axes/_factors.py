@@ -116,8 +116,10 @@ def show_factors(factors: Factors, sizes: Mapping[str, int], owner: str | None =
 
 def find_owner(parameter: str) -> str:
     """Return the name of the layer of a parameter: the module for a weight or bias, else the parameter's own name."""
-    if "parametrizations." in parameter:  # a tensor from which a parametrized one is computed
-        parameter = list_bases(parameter)[-1]
+    # A tensor from which a parametrized, pruned or normalised one is computed belongs to the layer of that one.
+    base = list_bases(parameter)[-1]
+    if "parametrizations." in parameter or base.endswith(("weight", "bias")):
+        parameter = base
     parameter = public_name(parameter)
     path, _, last = parameter.rpartition(".")
     for suffix in ("weight", "bias"):

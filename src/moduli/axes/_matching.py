@@ -68,6 +68,12 @@ def match_units(
 
 def _find_sizes(axes: ModelAxes, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Return the number of units of each axis in a model with these shapes."""
+    for name, shape in shapes.items():
+        if len(shape) != len(axes.of(name)):
+            raise ValueError(
+                f"{unwrapped_name(name)!r} has the shape {tuple(shape)}, and here the shape {axes.of(name).shape}: they have "
+                "different numbers of axes"
+            )
     pairs = [
         (name, factors, size)
         for name, shape in shapes.items()
@@ -88,9 +94,15 @@ def _find_sizes(axes: ModelAxes, shapes: Mapping[str, Sequence[int]]) -> dict[st
     whole = {**here, **sizes}
     for name, factors, size in pairs:
         if measure(factors, whole) != size:
+            open_names = [each for each in dict.fromkeys(list_names(factors)) if each not in sizes]
+            fact = "no numbers of units of the model's axes give these shapes"
+            if len(open_names) > 1:
+                fact = (
+                    f"several numbers of units of {' and '.join(map(repr, open_names))} give these shapes; load into a model that "
+                    "has the saved number of one of them"
+                )
             raise ValueError(
-                f"{unwrapped_name(name)!r} has {size} entries along an axis that is {axes.of(name)} here: no numbers of units of "
-                "the model's axes give these shapes"
+                f"{unwrapped_name(name)!r} has {size} entries along an axis that is {axes.of(name)} here: {fact}"
             )
     return sizes
 

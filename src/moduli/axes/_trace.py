@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import open_fake_mode, pytree
-from ..layout import layout_of, unwrapped_name
+from ..layout import call_with_tensors, layout_of, unwrapped_name
 from . import _rules_index, _rules_layers, _rules_views  # noqa: F401 - registers the rules
 from ._atoms import LABELLED, OUTPUT
 from ._labelled import list_labelled
@@ -136,7 +136,7 @@ def run_forward(
         fake: Whether to run without values.
     """
     mode = open_fake_mode() if fake else None
-    with _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
+    with _restore_attributes(net), _avoid_fused_layers(net), torch.no_grad(), mode or contextlib.nullcontext():
         convert = _copy if mode is None else _drop_numbers
         tensors = {name: convert(tensor) for name, tensor in _list_stored(net)}
         arguments, keywords = pytree.tree_map_only(Tensor, convert, (tuple(example), dict(kwargs)))
@@ -145,7 +145,7 @@ def run_forward(
             if isinstance(leaf, Tensor):
                 tracer.enter_input(leaf)
         with tracer, _explain_data_dependence(fake):
-            result = torch.func.functional_call(net, tensors, arguments, keywords)
+            result = call_with_tensors(net, tensors, arguments, keywords)
             result = result if output is None else output(result)
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not outputs:
@@ -164,6 +164,20 @@ def _drop_numbers(tensor: Tensor) -> Tensor:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
+
+
+@contextlib.contextmanager
+def _restore_attributes(net: nn.Module) -> Iterator[None]:
+    """Restore plain attributes of modules, such as tables that a forward stores, which would be without values."""
+    modules = list(net.modules())
+    before = [(module.__dict__, dict(module.__dict__)) for module in modules]
+    try:
+        yield
+    finally:
+        for attributes, values in before:
+            for name in [name for name in attributes if name not in values]:
+                del attributes[name]
+            attributes.update({name: value for name, value in values.items() if attributes.get(name) is not value})
 
 
 @contextlib.contextmanager

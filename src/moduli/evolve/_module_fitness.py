@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import Entry, layout_and_tensors, select
+from ..layout import Entry, call_with_tensors, layout_and_tensors, select
 from ..population import FunctionOfMember, call_low_rank
 from ._base import Search
 from ._distribution import Distribution
@@ -168,6 +168,6 @@ class ModuleFitness:
         """Evaluate all rows in one call of `torch.func.vmap`; the fitness gets a function to call like the module."""
 
         def one(parameters: dict[str, Tensor]) -> Any:
-            return self.fitness(lambda *args, **kwargs: torch.func.functional_call(self.net, parameters, args, kwargs))
+            return self.fitness(lambda *args, **kwargs: call_with_tensors(self.net, parameters, args, kwargs))
 
         return torch.func.vmap(one, randomness="different")(self.chosen.named(rows))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
+from ..layout import call_with_tensors
 
 
 class TensorTree(nn.Module):
@@ -56,7 +57,7 @@ class TensorTree(nn.Module):
         """Return the tree with copies of the parameters, as plain tensors."""
         with torch.no_grad():
             copies = {name: param.detach().clone() for name, param in self.named_parameters()}
-            return torch.func.functional_call(self, copies, ())
+            return call_with_tensors(self, copies)
 
 
 class TreeLeaf:

@@ -162,6 +162,8 @@ class PermutedTensors(TensorMapping):
     def __init__(self, model: Any, axes: ModelAxes, units: Mapping[str, Tensor]) -> None:
         super().__init__(model)
         self._model, self._axes, self._units = model, axes, units
+        if hasattr(model, "_metadata"):  # the labels
+            self._metadata = model._metadata
 
     def meta(self, name: str) -> Tensor:
         """Return a meta tensor with the shape and dtype of the model's."""

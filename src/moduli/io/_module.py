@@ -28,7 +28,16 @@ from ..layout import (
 )
 from ..nn import VirtualTensor, align_saved, decode_axes, find_saved_axes, load_all_or_nothing, read_saved_axes, virtual
 from ..particles import CONFIG_KEY as CONFIG
-from ..particles import POLICY, Event, buffer_policy, events_of
+from ..particles import (
+    POLICY,
+    Event,
+    FollowedNames,
+    buffer_policy,
+    events_of,
+    find_events_since,
+    follow_names,
+    has_version,
+)
 from ._basics import CheckpointError
 from ._read import EXTRA, LABELS, SavedFile
 from ._tree import Tensors, class_name
@@ -91,7 +100,7 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     times = [[e.when, list(e.where)] for e in events]
     facts = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
     content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
-    content |= {key: value for key, value in facts.items() if value}
+    content |= {key: value for key, value in facts.items() if value or (key == "history" and has_version(module))}
     if isinstance(module, nn.Module):
         content |= _describe_module(module)
     return stored, content
@@ -166,8 +175,9 @@ def plan(
         CheckpointError: If names or shapes do not fit.
     """
     current: Mapping[str, Any] = module.state_dict()
-    rename = make_rename(mapping, saved.every)
-    added, removed, edits = _explain(saved.history, events_of(module))
+    followed, edits = _explain(saved, module)
+    added, removed = followed.added, followed.removed
+    rename = _follow_moves(make_rename(mapping, saved.every), followed)
     match = Match(dropped=[name for name in saved.every if rename(name) is None])
     # Owned tensors match under their public names, in either direction.
     sources = {public_name(new): name for name in saved.every if (new := rename(name)) is not None}
@@ -269,18 +279,32 @@ def _find_reorders(saved: SavedFile, current: Mapping[str, Any], taken: Mapping[
     return reorders
 
 
-def _explain(saved: list[Event], here: list[Event]) -> tuple[frozenset[str], frozenset[str], str]:
-    """Return the names that edits since a checkpoint was written have added, and removed, and the edits in words."""
+def _explain(file: SavedFile, module: nn.Module) -> tuple[FollowedNames, str]:
+    """Return the present names of the tensors of a checkpoint after the edits since it was written, and the edits in words."""
+    saved, here = file.history, events_of(module)
     if here[: len(saved)] == saved:
         since, relation = here[len(saved) :], "Edits since it was written"
     elif saved[: len(here)] == here:
         since, relation = saved[len(here) :], "The checkpoint is newer; make its edits here first"
     else:
-        return frozenset(), frozenset(), "The checkpoint and the module have had different edits. "
+        return follow_names(file.every, ()), "The checkpoint and the module have had different edits. "
     words = f"{relation}: {_list_events(since)}. " if since else ""
     explained = since if len(here) > len(saved) else []
-    added, removed = ([event.added for event in explained], [event.removed for event in explained])
-    return frozenset().union(*added), frozenset().union(*removed), words
+    if "history" not in file.part and any(event.moved for event in explained):
+        # A file without edits may be of the first version, or written without them: its names tell.
+        fitting = find_events_since(file.every, module, here)
+        explained = [event._replace(moved=()) for event in here] if fitting is None else list(fitting)
+    return follow_names(file.every, explained), words
+
+
+def _follow_moves(rename: Rename, followed: FollowedNames) -> Rename:
+    """Return the names that a mapping gives, or where it keeps the name, the one that edits have given."""
+
+    def follow(name: str) -> str | None:
+        new = rename(name)
+        return followed.names.get(name, name) if new == name else new
+
+    return follow
 
 
 def _list_events(events: list[Event]) -> str:

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from .. import io
 from .._minimize import choose_tolerance, minimize
 from .._texts import shorten
-from ..layout import public_name
+from ..layout import call_with_tensors, public_name
 from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
 from ._reference import as_problem
@@ -271,7 +270,7 @@ def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None
         return None
 
     def fun(values: dict[str, torch.Tensor]) -> Any:
-        return problem.residuals(lambda *args, **kwargs: functional_call(model, values, args, kwargs))
+        return problem.residuals(lambda *args, **kwargs: call_with_tensors(model, values, args, kwargs))
 
     errors = minimize(fun, {name: value.detach() for name, value in found.items()}, "lm", max_evals=1).stderr
     return _to_numbers(errors) if all(bool(error.isfinite().all()) for error in errors.values()) else None

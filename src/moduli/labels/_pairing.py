@@ -292,11 +292,20 @@ def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: 
     """
     plan = current_plan(axes, (its,))
     if plan.axes.ndim != axes.ndim or plan.steps[0] is not None:
-        raise UnknownLabelError(f"{what} with {its!r} does not fit {axes!r}")
+        raise UnknownLabelError(f"{what} with {its!r} does not fit {axes!r}{_explain_misfit(axes, plan.axes)}")
     if like is not None:
         check_sizes(plan.checks, (like, value))
     step = plan.steps[1]
     return value if step is None else apply_step(value, step, plan.fill)
+
+
+def _explain_misfit(axes: Axes, joined: Axes) -> str:
+    """Return the reason in words if a join policy would change the labels of a tensor, else nothing."""
+    for space, result in zip(axes.spaces, joined.spaces, strict=False) if axes.ndim == joined.ndim else ():
+        if space is not None and result is not None and space._labels != result._labels:
+            what = f"; under mo.join({policy.how!r}) the labels would become others, which they can't in place:"
+            return describe_difference(space, result, what)
+    return ""
 
 
 def apply_step(data: torch.Tensor, step: Step, fill: complex | None) -> torch.Tensor:

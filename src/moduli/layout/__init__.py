@@ -21,6 +21,9 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
   registries for it); `TreeWatch`: whether a reading is still current;
 * `REMOVED`: the parameters that edits have taken out of models; `RESIZED`: those that took the place of others with more or
   fewer units, and the `UnitMap` (with a `EntryGain` and a `FreshEntries`) that says how;
+* `call_with_tensors`: a call of a module with other tensors in the place of its own;
+* weights that pruning and old normalisations compute before every call: `copy_module` copies models that have them,
+  `recompute_weights` (with `find_computed` and `compute_weight`) follows parameters that were written;
 * `map_tensors`: a nested value, such as the state of a link, with every tensor in it replaced;
 * `Guard`: a block that ends well, or leaves tensors and states as they were; `allow_interrupts` inside of it;
 * tensors sharded over several processes (DTensors): `is_sharded`, `piece_of` (the local shard) and `make_whole` (gather),
@@ -47,6 +50,11 @@ from ._axes import align_axes as align_axes
 from ._axes import align_tensor as align_tensor
 from ._axes import find_labelled_name as find_labelled_name
 from ._axes import list_bases as list_bases
+from ._call import call_with_tensors as call_with_tensors
+from ._computed import compute_weight as compute_weight
+from ._computed import copy_module as copy_module
+from ._computed import find_computed as find_computed
+from ._computed import recompute_weights as recompute_weights
 from ._difference import Difference as Difference
 from ._difference import diff as diff
 from ._entries import read_axes as read_axes

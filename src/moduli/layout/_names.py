@@ -206,7 +206,8 @@ def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
     """Return a mapping of names as a function.
 
     Args:
-        mapping: A dict from names of tensors, or of modules for everything below them, or a function; None keeps names.
+        mapping: A dict from names of tensors, registered or public, or of modules for everything below them, or a function; None
+            keeps names.
         names: The names that the function will be applied to.
 
     Raises:
@@ -225,6 +226,11 @@ def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
     def rename(name: str) -> str | None:
         if not isinstance(mapping, Mapping):
             return mapping(name)
+        public = public_name(name)
+        if name not in table and public in table:
+            used.add(public)
+            new = table[public]
+            return None if new is None else _register_like(new, name)
         path = name
         while path not in table:
             if "." not in path:
@@ -243,6 +249,14 @@ def make_rename(mapping: NameMap | None, names: Sequence[str]) -> Rename:
     if unused:
         raise ValueError(f"mapping has {list_names(unused)}, which the checkpoint does not; it has {list_names(names)}")
     return rename
+
+
+def _register_like(public: str, name: str) -> str:
+    """Return a public name with the prefix that another name is registered with."""
+    path, dot, last = public.rpartition(".")
+    own = name.rpartition(".")[2]
+    prefix = own.removesuffix(public_name(own))
+    return public if last.startswith(prefix) else f"{path}{dot}{prefix}{last}"
 
 
 def list_names(names: Iterable[str], most: int = 6) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..axes import ModelAxes, ParameterAxes
+from ..layout import copy_module
 from ._matching import AxisTensor
 from ._models import MergeError
 
@@ -67,7 +67,7 @@ def collect_activations(
         MergeError: If there is no batch.
     """
     layers = find_layers(model, axes)
-    nets = [copy.deepcopy(each).eval() for each in (model, to)]
+    nets = [copy_module(each).eval() for each in (model, to)]
     activations: list[dict[str, list[Tensor]]] = [{name: [] for name in layers} for _ in nets]
     for net, store in zip(nets, activations, strict=True):
         for name in layers:

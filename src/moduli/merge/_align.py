@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from .. import axes as model_axes
 from .._texts import shorten
 from ..axes import ModelAxes, ParameterAxes
+from ..layout import copy_module, recompute_weights, unwrapped_name
 from ._activations import collect_activations
 from ._driver import ModelT
 from ._matching import AxisTensor, UnitMatching
-from ._models import MergeError, check_choice
+from ._models import MergeError, check_choice, find_reorders
 
 By: TypeAlias = Literal["weights", "activations"]
 """What units are compared by: their weights, or their activations on data."""
@@ -109,9 +111,9 @@ def align_all(
     if options.get("by", "weights") != "weights":
         raise MergeError("align_all compares weights, since a mean of models computes nothing of use; leave by= out")
     if len(models) < 2:
-        return [copy.deepcopy(model) for model in models]
+        return [copy_module(model) if isinstance(model, nn.Module) else copy.deepcopy(model) for model in models]
     axes = find_axes(models[0], axes, example)
-    tensors: list[dict[str, Tensor]] = [_list_tensors(model) for model in models]
+    tensors: list[dict[str, Tensor]] = [_list_tensors(model, models[0]) for model in models]
     every = [{name: torch.arange(axis.size) for name, axis in axes.axes.items() if axis.free} for _ in models]
     order = torch.Generator().manual_seed(options.get("seed", 0))
     for _ in range(rounds):
@@ -185,7 +187,7 @@ def match_units(
     check_choice("by", by, "weights", "activations")
     if (by == "activations") != (data is not None):
         raise MergeError("activations are compared on data: give by='activations' and data= together, or neither")
-    weights = _pair_tensors(_list_tensors(model), _list_tensors(to), axes)
+    weights = _pair_tensors(_list_tensors(model), _list_tensors(to, model), axes)
     if data is None:
         return UnitMatching(axes, weights, seed).run(sweeps)
     if not (isinstance(model, nn.Module) and isinstance(to, nn.Module)):
@@ -208,7 +210,7 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
         example: The arguments of a forward, on which the outputs of a module and its copy are compared.
 
     Raises:
-        MergeError: If the copy computes something else.
+        MergeError: If units are no permutation, their axis is fixed, or the copy computes something else.
 
     Example:
         >>> import torch
@@ -219,13 +221,29 @@ def permute_units(model: ModelT, axes: ModelAxes, units: Mapping[str, Tensor], e
         >>> torch.allclose(other(x), net(x), atol=1e-6), torch.equal(other[0].bias, net[0].bias[[2, 0, 1]])
         (True, True)
     """
+    for name, order in units.items():
+        axis = axes[name]
+        if not axis.free and (example is None or not isinstance(model, nn.Module)):
+            raise MergeError(
+                f"axis {name!r} is fixed ({', '.join(axis.reasons)}), so that another order computes something else; with an "
+                "example, outputs are compared"
+            )
+        if sorted(torch.as_tensor(order).tolist()) != list(range(axis.size)):
+            raise MergeError(
+                f"the units of axis {name!r} are no permutation: give each position from 0 to {axis.size - 1} once"
+            )
     tensors = axes.take({name: each for name, each in _list_tensors(model).items() if axes.has_parameter(name)}, units)
     if not isinstance(model, nn.Module):
-        return cast(ModelT, {name: tensors[name] if name in tensors else model[name] for name in model})
-    result = copy.deepcopy(model)
+        state: Any = {name: tensors[name] if name in tensors else model[name] for name in model}
+        if hasattr(model, "_metadata"):  # the labels
+            state = OrderedDict(state)
+            state._metadata = copy.deepcopy(model._metadata)
+        return cast(ModelT, state)
+    result = copy_module(model)
     for name, tensor in _list_tensors(result).items():
         if name in tensors:
             tensor.copy_(tensors[name])
+    recompute_weights(result)
     if example is not None:
         _compare_outputs(model, result, example)
     return result
@@ -256,11 +274,22 @@ def _list_arguments(example: Any) -> tuple[Any, ...]:
     return tuple(example) if isinstance(example, tuple | list) else (example,)
 
 
-def _list_tensors(model: Any) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name."""
-    if not isinstance(model, nn.Module):
-        return {name: each.detach() for name, each in model.items() if isinstance(each, Tensor)}
-    return {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+def _list_tensors(model: Any, like: Any = None) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name, those of a module without the parts of wrappers.
+
+    Args:
+        model: A module, or a state dict.
+        like: Another one, whose order of labels the tensors get; None for the model's own.
+    """
+    if isinstance(model, nn.Module):
+        tensors = {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+    else:
+        tensors = {name: each.detach() for name, each in model.items() if isinstance(each, Tensor)}
+    if like is not None:
+        reorders = find_reorders(like, model, ("the model", "`to`"))
+        tensors = {name: reorders[name](each) if name in reorders else each for name, each in tensors.items()}
+    # Axes have names without the parts of wrappers, such as compiled modules.
+    return {unwrapped_name(name): each for name, each in tensors.items()} if isinstance(model, nn.Module) else tensors
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -303,7 +332,7 @@ def _compare_outputs(model: nn.Module, result: nn.Module, example: Any) -> None:
     """Raise MergeError if a permuted copy computes something else than the model."""
     outputs = []
     for each in (model, result):
-        run = copy.deepcopy(each).eval()
+        run = copy_module(each).eval()
         outputs.append(run(*_list_arguments(example)))
     # Sums in another order differ by rounding, which is larger for parameters of half precision.
     eps = max((torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()), default=0.0)

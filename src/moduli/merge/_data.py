@@ -10,7 +10,6 @@ Reference:
     Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._texts import shorten
+from ..layout import copy_module
 from ._activations import run_batch
 from ._averages import share_out, weighted_sum
 from ._call import list_models
@@ -140,7 +140,7 @@ def fisher_information(
     Reference:
         Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832 (section 3).
     """
-    model = copy.deepcopy(model).eval()
+    model = copy_module(model).eval()
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters:
         raise MergeError("no parameter of the model requires gradients, so there is nothing to estimate")
@@ -210,7 +210,7 @@ def reestimate_batch_norm(
         Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, arXiv:1803.05407
         (section 3.2).
     """
-    measured, result = copy.deepcopy(model).eval(), copy.deepcopy(model)
+    measured, result = copy_module(model).eval(), copy_module(model)
     layers, others = (_find_statistics(net) for net in (measured, result))
     for layer in layers:
         layer.reset_running_stats()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._texts import shorten
-from ..layout import Guard, any_sharded, cut_like, make_whole
+from ..layout import Guard, any_sharded, copy_module, cut_like, make_whole, recompute_weights
 from ..particles import copy_unwrapped
 from ._coefficients import Coefficients, check_patterns, find_by_pattern
 from ._models import COUNTER, MergeError, View, check, check_choice, compare, has_averages, is_extra, ties, view
@@ -307,7 +307,7 @@ def _buffers_to_keep(policy: Buffers, first: View, floating: list[str]) -> set[s
 @torch.no_grad()
 def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor]]) -> nn.Module:
     """Return a copy of a module with other values."""
-    result: nn.Module = copy_unwrapped(first) if any_sharded(first.parameters()) else copy.deepcopy(first)
+    result: nn.Module = copy_unwrapped(first) if any_sharded(first.parameters()) else copy_module(first)
     tensors = {
         **dict(result.named_parameters(remove_duplicate=False)),
         **dict(result.named_buffers(remove_duplicate=False)),
@@ -319,6 +319,7 @@ def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor]])
             # A deep copy preserves Parameters with two names, but not two Parameters that share storage.
             if tensors[name] is not tensor:
                 tensors[name].data = tensor.data
+    recompute_weights(result)
     return result
 
 

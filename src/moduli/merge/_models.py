@@ -173,6 +173,22 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
                 raise MergeError(f"{shorten(apart[0])} and {shorten(entry.name)} {difference}")
 
 
+def find_reorders(model: Model, other: Model, labels: tuple[str, str]) -> dict[str, Reorder]:
+    """Return the reorderings that give the labelled tensors of a model the order of labels of another one, by name.
+
+    Args:
+        model: The model that decides the order.
+        other: The model whose tensors are reordered.
+        labels: Their names in errors.
+
+    Raises:
+        MergeError: If they have other labels.
+    """
+    first, second = (view(each, label) for each, label in zip((model, other), labels, strict=True))
+    _align(first, second)
+    return second.reorders
+
+
 def _align(first: View, other: View) -> None:
     """Set the reorderings that give a model's labelled tensors the order of labels of the first model.
 

@@ -75,7 +75,9 @@ def _is_ordinary(layout: Layout, parameters: Sequence[Tensor]) -> bool:
     """Whether all parameters are plain, float32 or float64, with separate memory."""
     if not all(group.dtype in _FLOATING and group.device.type != "meta" for group in layout.groups):
         return False
-    if any(type(param) is not nn.Parameter for param in parameters) or any_sharded(parameters):
+    if any(type(param) is not nn.Parameter or param.layout is not torch.strided for param in parameters):
+        return False
+    if any_sharded(parameters):
         return False
     return len({param.data_ptr() for param in parameters}) == len(parameters)
 

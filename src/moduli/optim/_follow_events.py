@@ -17,6 +17,7 @@ def describe_change(
     change: Change,
     fresh: set[str],
     resized: Mapping[str, Sequence[str]],
+    reordered: Mapping[str, Sequence[str]],
     restarted: Sequence[str],
 ) -> str:
     """Return a sentence about a change that was followed.
@@ -24,21 +25,25 @@ def describe_change(
     Args:
         optimizer: The optimizer.
         change: The change of the parameters.
-        fresh: The names of parameters with another shape.
+        fresh: The names of parameters with another shape or other labels.
         resized: Those of them that were resized, with the links that restart for them.
+        reordered: The names of parameters whose labels have another order, with the links that restart for them.
         restarted: Links that restart for all parameters.
     """
     same = [name for name, _, _ in change.replaced if name not in fresh]
     others = sorted(fresh - resized.keys())
+    relabelled = [name for name, before, after in change.replaced if name in others and before.shape == after.shape]
+    others = [name for name in others if name not in relabelled]
     parts = [
         _count(change.left, "left"),
         _count(change.joined, "joined"),
         _count([(name, None) for name in same], "replaced, with their state"),
         _count([(name, None) for name in resized], "resized, with the state of units that stay"),
         _count([(name, None) for name in others], "replaced by others of another shape, without state"),
+        _count([(name, None) for name in relabelled], "replaced by others with other labels, without state"),
     ]
     names_by_link = dict[str, list[str]]()
-    for name, links in resized.items():
+    for name, links in (*resized.items(), *reordered.items()):
         for link in links:
             names_by_link.setdefault(link, []).append(name)
     parts += [f"the state of {link} restarted for {list_some(names)}" for link, names in names_by_link.items()]

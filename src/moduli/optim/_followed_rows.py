@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..layout import RESIZED, UnitMap, map_tensors
+from ..layout import RESIZED, Reorder, UnitMap, map_tensors
+from ._label_order import follow
 from ._resized_state import resize_row
 from ._saved_precision import cast_value, widens_state
 
@@ -45,7 +46,42 @@ def resize_rows(
         maps: How the parameter was resized, step by step.
         after: The parameter after.
     """
-    slots, lead, restarted = optimizer.binding.slots, int(optimizer.binding.members is not None), list[str]()
+    lead = int(optimizer.binding.members is not None)
+    return _replace_rows(optimizer, links, slot, lambda link, row: resize_row(link, row, maps, after, lead))
+
+
+def reorder_rows(
+    optimizer: Optimizer, links: Sequence[Module], slot: int, reorder: Reorder, name: str, shape: Sequence[int]
+) -> list[str]:
+    """Reorder the state of a parameter whose labels have another order; return the names of links that restart for it.
+
+    Args:
+        optimizer: The optimizer.
+        links: Its links.
+        slot: The slot of the parameter.
+        reorder: How the parameter is reordered.
+        name: Its name.
+        shape: Its shape before, without members.
+    """
+    lead = int(optimizer.binding.members is not None)
+
+    def change(link: Module, row: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            return follow(link, f"{type(link).__name__} for {name}", row, reorder, shape, lead)
+        except ValueError:
+            return None
+
+    return _replace_rows(optimizer, links, slot, change)
+
+
+def _replace_rows(
+    optimizer: Optimizer,
+    links: Sequence[Module],
+    slot: int,
+    change: Callable[[Module, dict[str, Any]], dict[str, Any] | None],
+) -> list[str]:
+    """Change the state of a parameter; return the names of links that restart for it, since `change` returned None."""
+    slots, restarted = optimizer.binding.slots, list[str]()
     inner = {link for link in links if any(each != slot and slots.find_source(each) == slot for each in link.rows)}
     for link in links:
         row = link.rows.get(slot)
@@ -53,12 +89,12 @@ def resize_rows(
         derives = bool(inner) and any(child in inner for _, child in link.links())
         if row is None and not derives:
             continue
-        resized = None if derives or row is None else resize_row(link, row, maps, after, lead)
+        changed = None if derives or row is None else change(link, row)
         before_rows = [each for each in link.rows if slots.find_source(each) == slot]
         for each in before_rows:
             del link.rows[each]
-        if resized is not None:
-            link.rows[slot] = link.make_row(resized)
+        if changed is not None:
+            link.rows[slot] = link.make_row(changed)
         elif before_rows:
             restarted.append(type(link).__name__)
         link.row_writes.add()

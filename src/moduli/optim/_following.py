@@ -24,9 +24,11 @@ from ._followed_rows import (
     find_sizes,
     has_other_kind,
     read_kinds,
+    reorder_rows,
     resize_rows,
 )
 from ._groups import check_tensors, name_group, named_parameters
+from ._label_order import find_moved_labels, list_parameter_axes
 from ._matrix_link import take_axes
 from ._needs import ChainError
 from ._vector_state import VECTOR
@@ -64,6 +66,7 @@ class Following:
         self.model = model
         self.named = named_parameters(model)
         self.kinds = read_kinds(self.named)
+        self.axes = list_parameter_axes(model)
         self.patterns = {pattern: dict(settings) for pattern, settings in patterns.items()}
         self.events: list[str] = []
         self.default = first if "name" not in first else None
@@ -156,6 +159,7 @@ class Following:
             self.events = [*self.events, event][-_SHOWN_EVENTS:]
             self._recent += [param for _, param in change.joined]
         self.named, self.kinds, self._watch = now, read_kinds(now), current
+        self.axes = list_parameter_axes(self.model)
 
 
 def check_removed(optimizer: Optimizer, evaluated: bool) -> None:
@@ -257,13 +261,16 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
         )
     _protect(optimizer, links, guard)
     # A reordering of units is a resize, too, though the shapes are equal.
-    fresh = {
+    units = {name for name, before, after in change.replaced if RESIZED.find(before, after) is not None}
+    others = [each for each in change.replaced if each[0] not in units]
+    moved = find_moved_labels(others, following.axes, list_parameter_axes(following.model))
+    fresh = units | {
         name
-        for name, before, after in change.replaced
-        if before.shape != after.shape or RESIZED.find(before, after) is not None
+        for name, before, after in others
+        if (moved[name] is None if name in moved else before.shape != after.shape)
     }
-    restarted = _restart(optimizer, links, change, fresh)
-    resized = dict[str, list[str]]()
+    restarted = _restart(optimizer, links, change, fresh | moved.keys())
+    resized, reordered = dict[str, list[str]](), dict[str, list[str]]()
     for name, before, after in change.replaced:
         slot = slots.replace(before, after)
         maps = RESIZED.find(before, after)
@@ -271,7 +278,9 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
             resized[name] = resize_rows(optimizer, links, slot, maps, after)
         elif name in fresh:
             drop_rows(optimizer, links, slot)
-        elif before.dtype != after.dtype or before.device != after.device:
+        elif (reorder := moved.get(name)) is not None:
+            reordered[name] = reorder_rows(optimizer, links, slot, reorder, name, before.shape)
+        if name not in fresh and (before.dtype != after.dtype or before.device != after.device):
             convert_rows(links, slot, before.dtype, before.device, after)
     for _, param in change.left:
         drop_rows(optimizer, links, slots.number(param))
@@ -291,7 +300,7 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
     _check_names(groups)
     optimizer._find_shards()
     _attach(optimizer, links, find_sizes(change.replaced))
-    return describe_change(optimizer, change, fresh, resized, restarted)
+    return describe_change(optimizer, change, fresh, resized, reordered, restarted)
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..layout import Axes, Reorder, layout_of, map_tensors
+from ..layout import Axes, AxesError, Reorder, align_axes, layout_of, map_tensors
 from ..nn import align_saved, encode_axes
 from .state_encoding import MemberValues
 
@@ -42,6 +42,38 @@ def _find_axes(optimizer: Optimizer) -> dict[str, Axes]:
     params = dict(model.named_parameters(remove_duplicate=False))
     named = ((slots.find_name(params[entry.name]), entry.axes) for entry in layout if entry.name in params)
     return {name: axes for name, axes in named if name is not None and axes is not None}
+
+
+def list_parameter_axes(model: Any) -> dict[Tensor, Axes]:
+    """Return the axes of the labelled parameters of a module; of a population none, since its members keep their labels."""
+    if not isinstance(model, nn.Module) or not (layout := layout_of(model)).labelled:
+        return {}
+    params = dict(model.named_parameters(remove_duplicate=False))
+    return {params[entry.name]: entry.axes for entry in layout if entry.axes is not None and entry.name in params}
+
+
+def find_moved_labels(
+    replaced: Sequence[tuple[str, Tensor, Tensor]], before: Mapping[Tensor, Axes], now: Mapping[Tensor, Axes]
+) -> dict[str, Reorder | None]:
+    """Return how labelled parameters that replaced others are reordered, by name; None for those with other labels.
+
+    Args:
+        replaced: The name, and the tensor before and after.
+        before: The axes of the former parameters.
+        now: The axes of the present ones.
+    """
+    moved: dict[str, Reorder | None] = {}
+    for name, old, new in replaced:
+        if new not in now or old not in before:
+            continue
+        try:
+            reorder = align_axes(now[new], before[old])
+        except AxesError:
+            moved[name] = None
+        else:
+            if reorder is not None:
+                moved[name] = reorder
+    return moved
 
 
 def find_reorders(optimizer: Optimizer, saved: Mapping[str, Any], params: Mapping[str, Tensor]) -> dict[str, Reorder]:

@@ -51,6 +51,7 @@ from ._growth_check import GrowthError as GrowthError
 from ._history import SpeciesView as SpeciesView
 from ._history import copy_plain as copy_plain
 from ._history import events_of as events_of
+from ._history import has_version as has_version
 from ._history import history as history
 from ._history import independent as independent
 from ._history import migrate as migrate
@@ -65,6 +66,9 @@ from ._measures import vector as vector
 from ._modes import differentiable as differentiable
 from ._modes import is_differentiable as is_differentiable
 from ._modes import refuse_graph as refuse_graph
+from ._moves import FollowedNames as FollowedNames
+from ._moves import find_events_since as find_events_since
+from ._moves import follow_names as follow_names
 from ._operand import buffer_policies as buffer_policies
 from ._operand import check_kept as check_kept
 from ._operand import inert_parameters as inert_parameters

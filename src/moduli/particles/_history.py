@@ -15,6 +15,7 @@ from moduli.layout import Reading, public_name, read
 
 from . import _arithmetic
 from ._facts import facts_of
+from ._moves import FollowedNames, find_events_since, follow_names
 from ._record import Event, ParticleRecord, Species, record_of, turn_into_parameters
 from ._skeleton import PENDING, RECORD, AtomicStates, assemble, capture_model
 from ._species import bring_up, require, settle_journal, version_of
@@ -103,8 +104,8 @@ def history(module: nn.Module) -> list[str]:
 def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     """Load the values of an older version into the newest structure.
 
-    Names that edits of the species added since then have their values in `to`; names that edits removed are dropped.
-    A difference that no edit explains raises.
+    Names that edits of the species added since then have their values in `to`; names that edits removed are dropped, and layers
+    that edits moved have their new names. A difference that no edit explains raises.
 
     Args:
         source: A module, or the state dict of one.
@@ -127,7 +128,8 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     events = version_of(target._particle_root).species.events
     older: Any = source.state_dict() if isinstance(source, nn.Module) else source
     model = _arithmetic.rebuild(target, copies=True)
-    values = _select_values(older, model.state_dict(), events)
+    newest = model.state_dict()
+    values = _select_values(older, newest, events, _find_names(older, model, events))
     try:
         model.load_state_dict(values, strict=False)
     except RuntimeError as error:
@@ -135,11 +137,47 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     return model  # type: ignore[no-any-return]
 
 
-def _select_values(older: Any, newest: Any, events: Sequence[Event]) -> Any:
-    """Return the entries of an older state dict that fit the newest one; raise if no edit explains why another does not."""
-    added = {name for event in events for name in event.added}
-    removed = {name for event in events for name in event.removed}
-    labels = {path: each.get("labels", {}) for path, each in getattr(older, "_metadata", {}).items()}
+def _find_names(older: Any, model: nn.Module, events: Sequence[Event]) -> FollowedNames:
+    """Return the present names of the entries of an older state dict.
+
+    Raises:
+        StructureError: If edits moved layers, and the state dict has the names of no version.
+    """
+    if not any(event.moved for event in events):
+        return follow_names(older, events)
+    since = find_events_since(older, model, events)
+    if since is None:
+        raise StructureError(
+            "the names of the source are those of no version of the species, and edits have moved layers to other names: "
+            + "; ".join(f"version {event.number}: {event.sentence}" for event in events)
+        )
+    return follow_names(older, since)
+
+
+def _rename_state(state: Any, names: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the entries of a state dict, and the labels of its tensors by module, under other names."""
+    entries = {new: state[name] for name, new in names.items() if new is not None}
+    public = {public_name(name): public_name(new) for name, new in names.items() if new is not None}
+    labels: dict[str, dict[str, Any]] = {}
+    for path, each in getattr(state, "_metadata", {}).items():
+        for name, axes in each.get("labels", {}).items():
+            full = f"{path}.{name}" if path else name
+            module, _, own = public.get(full, full).rpartition(".")
+            labels.setdefault(module, {})[own] = axes
+    return entries, labels
+
+
+def _select_values(older: Any, newest: Any, events: Sequence[Event], followed: FollowedNames) -> Any:
+    """Return the entries of an older state dict that fit the newest one; raise if no edit explains why another does not.
+
+    Args:
+        older: The older state dict.
+        newest: The newest one.
+        events: The edits of the species, for errors.
+        followed: The present names of the entries of the older one.
+    """
+    added, removed = followed.added, followed.removed
+    older, labels = _rename_state(older, followed.names)
     labelled = {f"{path}.{name}" if path else name for path, names in labels.items() for name in names}
     values: Any = OrderedDict()
     # Loading aligns the tensors by these labels.
@@ -213,11 +251,22 @@ def events_of(module: Any) -> list[Event]:
         >>> events_of(net)[0].added
         frozenset({'w'})
     """
+    return list(version_of(module).species.events) if has_version(module) else []
+
+
+def has_version(module: Any) -> bool:
+    """Whether a module is a particle whose edits are recorded: it was cloned, combined, or asked for its history.
+
+    Example:
+        >>> from moduli.particles import adopt, has_version, species
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> before, _ = has_version(net), species(net)
+        >>> before, has_version(net)
+        (False, True)
+    """
     if not isinstance(module, NytoModuleBase) or module._particle_root is not module:
-        return []
-    if PENDING not in module.__dict__ and record_of(module).version is None:
-        return []
-    return list(version_of(module).species.events)
+        return False
+    return PENDING in module.__dict__ or record_of(module).version is not None
 
 
 # -- copies and pickles -------------------------------------------------------------------------------------------------

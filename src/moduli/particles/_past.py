@@ -38,6 +38,7 @@ class _Mark:
         return self._name
 
 
+_SIMPLE = (int, float, str, tuple)
 STAYS, MISSING, LOST = _Mark("STAYS"), _Mark("MISSING"), _Mark("LOST")
 """Sentinels for the former value of a name: the same as now; none; an object that is not stored any more."""
 
@@ -353,6 +354,15 @@ class Plan:
             for key in ("_parameters", "_buffers")
             for name, value in slot.registries[key].items()
             if isinstance(value, Tensor) and id(value) not in live
+        ]
+
+    def list_sizes(self) -> list[tuple[nn.Module, str, Any]]:
+        """Return the sizes and other simple attributes that come back: module, name and value."""
+        return [
+            (module, name, copy.copy(value))
+            for module, slot in self._slots.values()
+            for name, value in slot.attributes.items()
+            if isinstance(value, _SIMPLE) or (type(value) is list and all(isinstance(item, _SIMPLE) for item in value))
         ]
 
     def write(self) -> None:

@@ -9,6 +9,7 @@ module that has one is an empty shell, which is built at the first access to any
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ class Event(NamedTuple):
         removed: The names of those that it removed, or whose shape it changed.
         where: The names of the attributes that were edited.
         when: The time, in seconds since 1970; None if unknown.
+        moved: The former and the new name of each parameter and buffer that has another name after it.
 
     Example:
         >>> from moduli.particles import Event
@@ -57,6 +59,7 @@ class Event(NamedTuple):
     removed: frozenset[str]
     where: tuple[str, ...] = ()
     when: float | None = None
+    moved: tuple[tuple[str, str], ...] = ()
 
     @property
     def what(self) -> str:
@@ -302,8 +305,11 @@ def build(shell: nn.Module) -> None:
         recompute(states, modules)
 
 
+_BUILT = frozenset(("_parameters", "_buffers", "_modules", "_labelled"))
+
+
 class ShellState(dict[str, Any]):
-    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it.
+    """The attributes of a shell: `vars(2 * net)["_modules"]` builds it, and so does `get`.
 
     Attributes:
         kind: The class of the shell.
@@ -324,6 +330,13 @@ class ShellState(dict[str, Any]):
             object.__setattr__(shell, "__dict__", self)
         build(shell)
         return self[key]
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """Return an attribute; registries and records of labelled tensors are there after building only."""
+        if key in _BUILT and key not in self and PENDING in self:
+            with contextlib.suppress(KeyError):
+                return self[key]
+        return super().get(key, default)
 
 
 def take_result(shell: nn.Module) -> tuple[list[Any], list[Any]]:

@@ -116,6 +116,11 @@ def _go_back(root: nn.Module, target: int) -> None:
             following, edit = edited
             edit.text[0] = f"rolled back to version {target}: {edit.text[0]}"
             _note_returning(following, edit, after, steps)
+            keys = {id(module): key for key, module in zip(following.modules, after.modules, strict=True)}
+            for module, name, value in plan.list_sizes():
+                if id(module) in keys:
+                    edit.touched.add(keys[id(module)])
+                    edit.attributes.setdefault(keys[id(module)], {}).setdefault(name, value)
             removal = Removal(find_removed(edit, parts), slots)
             advance(root, record, following, edit, after, removal)
     REMOVED.mark(named, root)

@@ -17,11 +17,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
-from moduli.layout import Reading, Structure, read
+from moduli.layout import Reading, Structure, compute_weight, find_computed, read
 
 from ._anatomy import is_atomic, may_refer, read_slots, slot_names
 from ._facts import facts_of, unwrap_kind
@@ -166,7 +163,7 @@ class _Links:
         if slot_names(kind):
             state[SLOTS] = read_slots(module)
         hooks = {key: _drop_wrapper_hooks(own[key]) for key in HOOKS if own[key]} if hooked else {}
-        for name in _find_computed(hooks.get(_PRE_HOOKS, {})):
+        for name in find_computed(hooks.get(_PRE_HOOKS, {})):
             state.pop(name, None)
         for key in [key for key, value in state.items() if may_refer(value)]:
             linked = self._references.link(state[key], f"the attribute {key!r} of {kind.__name__}")
@@ -348,15 +345,6 @@ def _set_registries(state: State, plan: Any, params: list[Any], buffers: list[An
 _PRE_HOOKS = "_forward_pre_hooks"
 
 
-def _find_computed(hooks: Mapping[int, Any]) -> dict[str, Any]:
-    """Return the hooks of pruning and old normalisations, by the attribute that each computes before every call.
-
-    Such an attribute is not copied: the copy would have the operand's values and graph until its first call.
-    """
-    names = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
-    return {getattr(hook, n): hook for hook in hooks.values() for kind, n in names.items() if isinstance(hook, kind)}
-
-
 def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
     """Compute the attributes of new modules that hooks compute from parameters."""
     if isinstance(states, AtomicStates):
@@ -364,11 +352,8 @@ def recompute(states: Sequence[State], modules: Sequence[Any]) -> None:
     for state, module in zip(states, modules, strict=True):
         if _PRE_HOOKS in state:
             with torch.enable_grad():
-                for name, hook in _find_computed(module.__dict__[_PRE_HOOKS]).items():
-                    if isinstance(hook, SpectralNorm):
-                        setattr(module, name, hook.compute_weight(module, do_power_iteration=False))
-                    else:
-                        hook(module, None)
+                for name, hook in find_computed(module.__dict__[_PRE_HOOKS]).items():
+                    compute_weight(module, name, hook)
 
 
 def copy_unwrapped(module: nn.Module) -> Any:

@@ -193,7 +193,7 @@ def _describe(
         events.append(Event(number, sentences[name], frozenset(mine), frozenset(), (name,), whole.when))
     if others:
         last = following.number + len(single), "; ".join(others.values()), frozenset(added)
-        events.append(Event(*last, whole.removed, tuple(others), whole.when))
+        events.append(Event(*last, whole.removed, tuple(others), whole.when, whole.moved))
     following.number += len(events) - 1
     return events, additions
 

@@ -150,7 +150,8 @@ class UnitPlanner:
             news |= own
             reads = axes.uses[axis] == "in" and axes.role != "buffer" and (axes.name, each) not in self._apart
             if resize.mode == "copy":
-                changes.gains.extend(self._divide(name, axis, reads, resize, units, shape))
+                outputs = [each for each, use in enumerate(axes.uses) if each != axis and use != "in"]
+                changes.gains.extend(self._divide(name, axis, reads, resize, units, shape, outputs))
             elif own.any() and (reads or axes.role == "tied" or resize.mode == "zero"):
                 changes.masks.append(EntryGain(_along(~own, axis, len(shape))))
             elif own.any():
@@ -158,7 +159,14 @@ class UnitPlanner:
         return news.nonzero().flatten() if news.any() else None
 
     def _divide(
-        self, name: str, axis: int, reads: bool, resize: AxisResize, units: Tensor, shape: Sequence[int]
+        self,
+        name: str,
+        axis: int,
+        reads: bool,
+        resize: AxisResize,
+        units: Tensor,
+        shape: Sequence[int],
+        outputs: Sequence[int],
     ) -> list[EntryGain]:
         """Return the factors with which the outgoing weights of the copies of a unit sum up to the former weight."""
         norm = self.compensation.norm
@@ -170,15 +178,15 @@ class UnitPlanner:
         if scaled or self.noise == 0:
             return [EntryGain(_along(base, axis, len(shape)))]
         # The noise of the copies of one unit adds up to zero, so the function does not change but the copies differ. Its sign
-        # is drawn for each output; with one sign for all, the gradients of copies would be parallel.
+        # is drawn for each output; with one sign for all, the gradients of copies would be parallel. It is not drawn along
+        # further inputs (of a bilinear layer), whose own noise it would be correlated with.
         draws = torch.randn(resize.after, generator=self.generator, dtype=torch.float64)
         sums = torch.zeros(resize.before, dtype=torch.float64).index_add_(0, resize.source, draws)
         draws = (draws - sums[resize.source] / copies) * self.noise / copies
         noise = torch.where(units >= 0, draws[units], 0.0)
-        others = [each for each in range(len(shape)) if each != axis]
         sign = torch.ones(1, dtype=torch.float64)
-        if others:
-            widest = max(others, key=lambda each: shape[each])
+        if outputs:
+            widest = max(outputs, key=lambda each: shape[each])
             flips = torch.randint(0, 2, (shape[widest],), generator=self.generator)
             sign = _along(flips * 2.0 - 1, widest, len(shape))
         return [EntryGain(_along(base, axis, len(shape)), _along(noise, axis, len(shape)), sign)]

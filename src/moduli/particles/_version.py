@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from moduli.layout import Reading, Structure
 
+from ._moves import list_moves
 from ._record import Event, Species
 from ._skeleton import RECORD
 from ._views import data_of
@@ -230,7 +231,7 @@ class Version:
             slots[-1] |= {(name, None) for entry in layout.buffers for name in (entry.name, *entry.ties)}
         here, there = slots
         added, removed = (frozenset(name for name, _ in each) for each in (here - there, there - here))
-        return Event(self.number, sentence, added, removed, where, time.time())
+        return Event(self.number, sentence, added, removed, where, time.time(), list_moves(before, self))
 
     def copy(self, species: Species) -> Version:
         """Return a version of another species with the same structure and configurations, and no successor."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..axes import ModelAxes, trace
 from ..labels import Space
 from ..labels import Tensor as LabelledTensor
-from ..layout import is_sharded, layout_of, suggest_name, unwrapped_name
+from ..layout import is_sharded, layout_of, recompute_weights, suggest_name, unwrapped_name
 from ._growth_check import FunctionCheck, GrowthError, list_arguments, list_held_sizes
 from ._module_sizes import list_sizes
 from ._resize import ResizeWrites, edit_model, follow_relatives, write_tensors
@@ -316,6 +316,7 @@ def _write(
                 after = nn.Parameter(after, requires_grad=before.requires_grad)
             replaced[id(before)] = before, after, unit_map
     write_tensors(net, replaced)
+    recompute_weights(net)
     written = list(attributes)
     for path, module in net.named_modules():
         sizes = list_sizes(module, unwrapped_name(path), axes, planner.resizes)

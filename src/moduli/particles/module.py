@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import MemberDescriptorType
 from typing import Any
 
 from moduli import nn as _nn
@@ -50,8 +52,14 @@ class Module(ParticleMethods, _nn.Module):
         if PENDING in state:
             build(self)
             return getattr(self, name)
-        # Another thread may have built the module after the lookup of the name failed.
-        return state[name] if name in state else _nn.Module._read_other(self, name)
+        # The lookup of labels, or another thread, may have built the module after the lookup of the name failed.
+        if name in state:
+            return state[name]
+        slot = getattr(type(self), name, None)
+        if isinstance(slot, MemberDescriptorType):
+            with contextlib.suppress(AttributeError):
+                return slot.__get__(self)
+        return _nn.Module._read_other(self, name)
 
 
 NytoModule = Module

@@ -27,6 +27,7 @@ from moduli.particles import StructureError
 
 from ._around_noise import BLOCK, MemberNoise
 from ._low_rank_call import FunctionOfMember, call_low_rank
+from ._members import copy_model
 from ._rule import find_looped
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class PopulationAround(MemberNoise, Generic[ModelT]):
             )
         if antithetic and n % 2:
             raise ValueError(f"antithetic members come in pairs, and {n} is odd")
-        self.mean = copy.deepcopy(net)
+        self.mean = copy_model(net)
         self.sigma, self.rank, self.seed, self.antithetic = float(sigma), rank, seed, antithetic
         self.generation, self._count = 0, n
         self._caller = FunctionOfMember(self.mean)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..layout import call_with_tensors
 from ._low_rank import RULES, LowRankTensor
 from ._low_rank_rules import TABLE
 
@@ -19,7 +20,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.
 
 
 class FunctionOfMember(nn.Module):
-    """A module that calls a function with a member, so that `torch.func.functional_call` can replace its parameters.
+    """A module that calls a function with a member, so that `call_with_tensors` can replace its parameters.
 
     Args:
         member: The module whose parameters are replaced.
@@ -76,7 +77,7 @@ def call_low_rank(
             for name, (a, b) in factors.items()
         }
         state = {f"member.{name}": each for name, each in {**shared, **own, **vectors, **matrices}.items()}
-        return torch.func.functional_call(caller, state, (fn, *args))
+        return call_with_tensors(caller, state, (fn, *args))
 
     # The other attention kernels have no batching rule, so that vmap would loop over members.
     with sdpa_kernel(SDPBackend.MATH):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
-from moduli.layout import diff, read
+from moduli.layout import diff, find_computed, read, recompute_weights
 from moduli.nn import Module as LabelledModule
 from moduli.particles import StructureError, pin
 
@@ -200,7 +200,17 @@ def build(
     memo: dict[int, Any] = {id(old): new for old, new in zip(entries, parameters, strict=True)}
     for name, buffer in template.named_buffers():
         memo[id(buffer)] = buffers[name]
+    # A weight that a hook computes (pruning) is that of the last call, which may have been vectorised.
+    computed = [
+        value
+        for each in template.modules()
+        for name in find_computed(each._forward_pre_hooks)
+        if isinstance(value := each.__dict__.get(name), Tensor)
+    ]
+    memo |= {id(value): torch.empty(0) for value in computed}
     module: nn.Module = copy.deepcopy(template, memo)
+    if computed:
+        recompute_weights(module)
     return module
 
 
