@@ -1,4 +1,4 @@
-"""The law of `test_wrappings` for every row of the law book and every preset, under every wrapping."""
+"""Run the law of `test_wrappings` for every row of the law book and every preset, under every wrapping."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ def parameter(*values):
 
 
 def moved(*groups, links):
-    """How far each parameter goes in one step from 0 with gradient 1."""
+    """Return how far each parameter moves in one step from 0 with gradient 1."""
     opt = Optimizer(list(groups), *links)
     params = [p for group in opt.param_groups for p in group["params"]]
     opt.step(mo.closure(lambda: sum(p.sum() for p in params)))
@@ -51,7 +51,7 @@ def test_aliases():
     assert link.settings[w]["beta2"] == 0.2
 
 
-def test_what_is_shown_does_not_override():
+def test_defaults_shown_in_groups_do_not_override_links():
     w = parameter(1.0)
     opt = Optimizer([{"params": [w], "beta1": 0.5}], m.Adam(beta2=0.9))
     assert opt.param_groups[0]["betas"] == (0.5, 0.9)

@@ -1,4 +1,4 @@
-"""The law of wrappings in several processes."""
+"""Run and check the law of wrappings in several processes."""
 
 import ast
 
@@ -6,12 +6,20 @@ from launching import launch
 
 
 def run(folder, kind, count, names):
-    """What each process of the law of wrappings found wrong, by the name of the row."""
+    """Return for each process the differences it reported, by the name of the row.
+
+    Args:
+        folder: A directory for the store and the results.
+        kind: The wrapping: "ddp", "fsdp1", "fsdp2", "hsdp" or "tp".
+        count: The number of processes.
+        names: The rows to run; all if empty.
+    """
     launch("optim/wrapping_worker.py", count, lambda rank: (folder / "store", folder / f"out{rank}", kind, *names))
     return [ast.literal_eval((folder / f"out{rank}").read_text()) for rank in range(count)]
 
 
-def check(found, names):
-    for each in found:
+def check(problems, names):
+    """Assert that no process reported a difference and that all rows ran."""
+    for each in problems:
         assert {name: what for name, what in each.items() if what is not None} == {}
         assert len(each) >= (len(names) or 300)
