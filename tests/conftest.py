@@ -61,7 +61,7 @@ SHARED = (
     "tests/laws/test_accelerator.py::test_links",
     "tests/laws/test_edits.py::test_what_is_not_edited_goes_on",
     "tests/m/test_population.py",
-    "tests/m/test_second_products.py",
+    "tests/m/test_globalisation.py",
     "tests/optim/test_fused_attributes.py::test_attributes_are_read_at_every_step",
 )
 FIFTHS = 5

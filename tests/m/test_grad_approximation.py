@@ -1,4 +1,4 @@
-"""Gradients from values: one measurement, coordinate descent; and residuals for any links."""
+"""Gradients from one measurement, from coordinate descent, and from residuals."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_slopes_of_coordinates_are_differences():
     assert w.item() == pytest.approx(3.0 - 6.5)
 
 
-def test_a_coordinate_at_its_minimum_waits_and_looks_nearer():
+def test_a_coordinate_at_its_minimum_stays_and_halves_its_step():
     w = torch.nn.Parameter(doubles(0.0))
     link = m.CD(h=0.1)
     mo.Optimizer([w], link).step(mo.closure(lambda: w.square().sum()))

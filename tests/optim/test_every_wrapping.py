@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.wrapping import check, run
+from optim.run_wrappings import check, run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 

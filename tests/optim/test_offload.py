@@ -1,32 +1,18 @@
 """State that is stored on the host between steps."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from launching import TESTS, run_python
 from moduli import Optimizer, m, presets
 from moduli.optim import offload
 
-TESTS = Path(__file__).parent.parent
-
 
 def test_state_is_on_the_host_between_steps_on_a_device():
-    path = f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "optim" / "offloaded_worker.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, devices in json.loads(done.stdout).items():
+    printed = run_python(TESTS / "optim" / "offload_worker.py")
+    for name, devices in json.loads(printed).items():
         assert devices == [["cpu"], ["cpu"], ["pretend"]], name
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.wrapping import check, run
+from optim.run_wrappings import check, run
 
 # At least one row of each kind of need, and the presets for large models; `--all` runs every row and every preset.
 QUICK = [
