@@ -1,4 +1,4 @@
-"""Operations that are interrupted at random instants are done or undone: the short form of `make endurance`."""
+"""Operations interrupted at random instants are complete or undone; a short run of `make endurance`."""
 
 import importlib.util
 import pathlib
@@ -17,7 +17,7 @@ def load(name):
     return module
 
 
-def test_interrupted_operations_are_done_or_undone():
+def test_interrupted_operations_are_complete_or_undone():
     if threading.current_thread() is not threading.main_thread() or not hasattr(__import__("signal"), "setitimer"):
         pytest.skip("only the main thread is interrupted, by a timer that not every system has")
     interrupts = load("interrupts")
@@ -25,10 +25,10 @@ def test_interrupted_operations_are_done_or_undone():
     assert counts["undone"] + counts["done"] == counts["interrupted"]
 
 
-def test_damaged_files_interrupted_saves_and_killed_writers():
+def test_files_survive_damage_interrupted_saves_and_killed_writers():
     counts = load("files").run(2.0)
     assert min(counts[name] for name in ("interrupts", "mutated", "kills")) > 0, counts
 
 
-def test_the_command_finds_the_checks():
+def test_the_endurance_command_finds_its_checks():
     assert {"files", "interrupts", "threads"} <= load("__main__").find_checks().keys()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import moduli as mo
-from laws.helpers import halved
+from laws.helpers import halve_all
 from m.first_order import close, run
 from moduli import m, optim
 
@@ -27,9 +27,9 @@ def test_functions_must_keep_shapes_and_optimizers_with_them_pickle():
     with pytest.raises(ValueError, match="same shape"):
         optim.step_tensors(m.UnaryLambda(lambda tensors: [t[:1] for t in tensors]), [torch.ones(2)])
     w = torch.nn.Parameter(torch.ones(2))
-    opt = mo.Optimizer([w], m.UnaryLambda(halved), m.LR(0.1))
+    opt = mo.Optimizer([w], m.UnaryLambda(halve_all), m.LR(0.1))
     again = pickle.loads(pickle.dumps(opt))
-    assert again.modules[0].fn is halved
+    assert again.modules[0].fn is halve_all
 
 
 def test_random_samples_have_the_given_variance():

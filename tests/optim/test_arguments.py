@@ -141,6 +141,8 @@ def test_parts_of_a_split_may_have_values_of_their_own():
     for _ in range(3):
         opt.step(mo.closure(lambda: (a**2).sum() + (b**4).sum()))
     assert a.abs().max() < 1
+    searches = [link for _, link in opt.modules[0].links() if isinstance(link, m.LBFGS)]
+    assert [link.settings[p]["history_size"] for link, p in zip(searches, (a, b), strict=True)] == [3, 5]
 
 
 @pytest.mark.parametrize(
