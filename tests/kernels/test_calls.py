@@ -514,6 +514,24 @@ def test_foreach_goes_through_large_tensors_in_blocks_and_small_ones_in_groups(m
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shapes", [[(5,)] * 180, [(3, 4), (5,), (), (2, 50), (0,)] * 20, [(7, 3)] * 3 + [(101,)] * 3])
+def test_foreach_stacks_small_tensors_of_one_shape(monkeypatch, shapes, dtype):
+    """Stacks of at most 400 elements: the last may be shorter than the others, and dense tensors may be transposed."""
+    monkeypatch.setattr("moduli.kernels._cuts.BLOCK", 400)
+    monkeypatch.setenv("MODULI_KERNELS", "foreach")
+    xs, ys = ([t.to(dtype) for t in tensors(*shapes, seed=seed)] for seed in (0, 1))
+    ys = [y.t().contiguous().t() if y.shape == (3, 4) else y for y in ys]
+    before, ids, versions = [x.clone() for x in xs], [x.data_ptr() for x in xs], [x._version for x in xs]
+    update = kernels.fuse(lambda x, y, s: (x * s + y.abs().sqrt(), x - y), inplace=("x", None))
+    _, differences = update(xs, ys, 0.5)
+    for x, y, old, difference in zip(xs, ys, before, differences, strict=True):
+        assert torch.equal(x, (old.float() * 0.5 + y.float().abs().sqrt()).to(dtype))
+        assert torch.equal(difference, old - y)
+    assert [x.data_ptr() for x in xs] == ids
+    assert all(x._version > version for x, version in zip(xs, versions, strict=True) if x.numel())
+
+
 def test_returning_a_changed_role_for_another_one_is_refused():
     def change(p, q):
         p.add_(1)

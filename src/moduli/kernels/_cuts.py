@@ -10,7 +10,7 @@ import torch
 from ._memory import KeptMemory
 
 #: Elements in a block of a large tensor, or in a group of small ones: few enough to stay in the cache between operations.
-BLOCK = 1 << 18
+BLOCK = 1 << 17
 
 Lists = Sequence[Sequence[torch.Tensor]]
 
@@ -22,6 +22,7 @@ class Cut:
     indices: list[int] | None  # None for all of them
     flat: list[bool] | None  # which of them have to be read as vectors; None if none has
     blocks: bool = False
+    stacked: bool = False  # small tensors of one shape, which are copied into one tensor for each list
     buffers: KeptMemory = field(default_factory=KeptMemory)  # of intermediate values on a device
 
     def follow(self, every: Lists) -> Iterator[Lists]:
@@ -47,18 +48,40 @@ def cut_lists(every: Lists) -> tuple[Cut, ...]:
     if not is_on_host(first[0].device):
         return (_group(every, list(range(len(first)))),)
     cuts: list[Cut] = []
-    waiting: list[int] = []
-    total = 0
+    others: list[int] = []
+    alike: dict[torch.Size, list[int]] = {}
     for i, size in enumerate(map(torch.numel, first)):
         if size * 4 > BLOCK and _is_dense([tensors[i] for tensors in every]):
             cuts.append(Cut([i], [True], blocks=True))
+        elif 0 < size * 16 <= BLOCK and all(  # for larger ones copies cost more than the calls they save
+            tensors[i].shape == first[i].shape for tensors in every
+        ):
+            alike.setdefault(first[i].shape, []).append(i)
         elif size:
-            if total + size > BLOCK:
-                cuts.append(_group(every, waiting))
-                waiting, total = [], 0
-            waiting.append(i)
-            total += size
-    return (*cuts, _group(every, waiting)) if waiting else tuple(cuts)
+            others.append(i)
+    for shape, chosen in alike.items():
+        if len(chosen) < 3:
+            others += chosen
+            continue
+        step = BLOCK // shape.numel()
+        parts = [chosen[start : start + step] for start in range(0, len(chosen), step)]
+        cuts += [Cut(None if len(part) == len(first) else part, None, stacked=True) for part in parts]
+    return (*cuts, *_collect_groups(every, sorted(others)))
+
+
+def _collect_groups(every: Lists, chosen: list[int]) -> Iterator[Cut]:
+    """Yield groups of tensors with at most BLOCK elements."""
+    waiting: list[int] = []
+    total = 0
+    for i in chosen:
+        size = every[0][i].numel()
+        if waiting and total + size > BLOCK:
+            yield _group(every, waiting)
+            waiting, total = [], 0
+        waiting.append(i)
+        total += size
+    if waiting:
+        yield _group(every, waiting)
 
 
 def _group(every: Lists, chosen: list[int]) -> Cut:

@@ -168,7 +168,19 @@ class _Sequence:
             numbers = self._scalars.evaluate(scalars, memory)
             for cut in cuts:
                 for group in cut.follow([*lists, *targets]):
-                    self._group(group[: len(lists)], group[len(lists) :], numbers, memory)
+                    run = self._run_stacked if cut.stacked else self._group
+                    run(group[: len(lists)], group[len(lists) :], numbers, memory)
+
+    def _run_stacked(self, lists: Lists, targets: Lists, numbers: dict[int, Any], memory: Memory | None) -> None:
+        """Run on one stack of tensors for each list, and copy the results back: each operation is one call, not one a tensor."""
+        stacks = [[torch.stack(list(tensors))] for tensors in lists]
+        results = [
+            [torch.empty_like(stacks[0][0], dtype=target[0].dtype)] if role is None else stacks[role]
+            for (_, role), target in zip(self._outputs, targets, strict=True)
+        ]
+        self._group(stacks, results, numbers, memory)
+        for target, (result,) in zip(targets, results, strict=True):
+            torch.unbind_copy(result, out=list(target))
 
     def _group(self, lists: Lists, targets: Lists, numbers: dict[int, Any], memory: Memory | None) -> None:
         values: dict[int, Any] = dict(numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,12 +71,17 @@ class ListLayout:
             return None
         if not self._memory:
             return 0, before
-        now = array("Q", [tensor.data_ptr() for tensors in lists for tensor in tensors])
+        now = array("Q", list(map(torch.Tensor.data_ptr, chain.from_iterable(lists))))
         if now == before:
             return 0, now
-        if any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
+        if 0 in now and any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
             return None  # a tensor of zeros that was never written, or freed storage
-        return -1, now  # any of the lists may have moved
+        moved = start = 0
+        for i, count in enumerate(self._counts):
+            end = start + count
+            moved |= (now[start:end] != before[start:end]) << min(i, 62)
+            start = end
+        return moved, now
 
 
 def _are_writable(tensors: Tensors) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
 
 
-class Split(NamedTuple):
+class SplitSettings(NamedTuple):
     """The settings and measures of a link at the last step, split for the kernel.
 
     Attributes:
@@ -65,7 +65,7 @@ class Cohort:
     keys: list[tuple[str, ...]]
     rows: list[list[dict[str, Any]]]
     states: list[list[list[Tensor]]]
-    splits: list[Split | None]
+    splits: list[SplitSettings | None]
     is_away: bool = False
     scratch: list[Tensor] | None = None
     bound: dict[KernelKey, kernels.Bound] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import kernels
 from ..layout import map_tensors
 from ._checks import check_pointwise, check_updates
-from ._cohorts import Cohort, Split, call_fetched, make_cohorts, write_numbers
+from ._cohorts import Cohort, SplitSettings, call_fetched, make_cohorts, write_numbers
 from ._composite import Composite, KernelKey, KernelPart, are_scalars, split_settings
 from ._device_numbers import advance_copies
 from ._hooks import measure
@@ -276,14 +276,16 @@ class FusedRun:
             if problem is not None:
                 link.impure = problem
 
-    def _split_settings(self, cohort: Cohort, k: int, setting: Mapping[str, Any], measured: Sequence[str]) -> Split:
+    def _split_settings(
+        self, cohort: Cohort, k: int, setting: Mapping[str, Any], measured: Sequence[str]
+    ) -> SplitSettings:
         """Return the settings of a link as its part of a kernel's key and as scalars, and store them in the cohort."""
         link, before = self.links[k], cohort.splits[k]
         names, values, constants = split_settings(link, link.add_dtype(setting, cohort.params[0]))
         part = KernelPart(cohort.keys[k], (*names, *measured, *link.list_numbers()), tuple(constants))
         if before is None or before.part != part:
             cohort.last = None
-        split = cohort.splits[k] = Split(setting, tuple(measured), part, values)
+        split = cohort.splits[k] = SplitSettings(setting, tuple(measured), part, values)
         return split
 
     def _find_bound(
