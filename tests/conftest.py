@@ -37,7 +37,7 @@ LONG_TESTS = (
     "tests/evolve/test_executors.py::test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[0]",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[1]",
-    "tests/evolve/test_search.py::test_a_program_without_a_guard_is_told_in_a_sentence[spawn]",
+    "tests/evolve/test_search.py::test_a_program_without_a_guard_ends_with_one_error[spawn]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[foreach]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[plain]",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[1]",
