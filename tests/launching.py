@@ -1,5 +1,6 @@
-"""Run programs of the tests in new processes: one that prints its results, or one for each rank of a group."""
+"""Load programs of the repository, and run them in new processes: alone, or one for each rank of a group."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +15,15 @@ sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 os._exit(0)
 """
+
+
+def load_program(path):
+    """Return a file of the repository that is in no package as a module; it is also added to `sys.modules`."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_python(*arguments):

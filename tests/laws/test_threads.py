@@ -1,19 +1,15 @@
 """Threads that share fused functions compute what each computes alone, in the cases of `make endurance`."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from launching import load_program
 from moduli import kernels
 from moduli.kernels import _lists
 
-_PATH = Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py"
-_SPEC = importlib.util.spec_from_file_location("endurance_threads", _PATH)
-threads = sys.modules["endurance_threads"] = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(threads)
+threads = load_program(Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py")
 
 CASES = {**threads.list_functions(), **threads.list_presets(), **threads.list_programs()}
 

@@ -1,20 +1,15 @@
 """Presets have the defaults of their reference implementations, or a stated reason; which parameters decay."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import moduli as mo
+from launching import load_program
 from moduli import m, presets
 
-SPEC = importlib.util.spec_from_file_location(
-    "preset_defaults", Path(__file__).parents[2] / "tools" / "preset_defaults.py"
-)
-defaults = sys.modules["preset_defaults"] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(defaults)
+defaults = load_program(Path(__file__).parents[2] / "tools" / "preset_defaults.py")
 
 
 def test_every_preset_has_a_reference_or_is_listed_without_one():
