@@ -39,7 +39,13 @@ def choose(results):
 
 
 def measure(chain, workload, budget):
-    """Return processor seconds stacked and one by one, and how many of the winners are the same."""
+    """Return processor seconds stacked and one by one, and the number of equal winners.
+
+    Args:
+        chain: The contender.
+        workload: The workload.
+        budget: The number of steps.
+    """
     times, winners = [], []
     for stack in (True, False):
         began = time.process_time()
@@ -50,10 +56,10 @@ def measure(chain, workload, budget):
 
 
 def table(chains=FIELD, workloads=WORKLOADS):
-    """Rows for `run.py`."""
+    """Return the rows for `run.py`."""
     torch.set_num_threads(1)
     budget = 200 if os.environ.get("MODULI_BENCH_QUICK") else 1000
-    for chain in chains:  # compiles what is to be compiled
+    for chain in chains:  # a first run compiles the kernels
         lab.race(list(workloads), [chain], tune=3, seeds=3, budget=10, workers=0)
     rows, every, same, count = [], [], 0, 0
     for workload in workloads:

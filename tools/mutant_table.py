@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """Some links: their file in `moduli/m`, their rows of the law book and tests (arguments of pytest), and the changes."""
+    """Links with their file in `moduli/m`, rows of the law book, tests (arguments of pytest) and mutants (old, new)."""
 
     name: str
     file: str
