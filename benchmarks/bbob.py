@@ -251,8 +251,8 @@ def tabulate_solved(dim, runs, first):
         cells = [cell(runs[name][f]) for name in names]
         cells += [ratio(runs["CMAES"][f], runs["pycma"][f])] if compare else []
         lines.append(f"| f{f} | {' | '.join(cells)} |")
-    every = {name: [run for by_function in runs[name].values() for run in by_function] for name in names}
-    total = [f"{sum(done for done, _, _ in by_function)}/{len(by_function)}" for by_function in every.values()]
+    every = {name: [run for results in runs[name].values() for run in results] for name in names}
+    total = [f"{sum(done for done, _, _ in results)}/{len(results)}" for results in every.values()]
     lines.append(f"| all | {' | '.join(total)} |" + (" |" if compare else ""))
     return "\n".join(lines)
 

@@ -273,9 +273,9 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", default=list(CASES))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    for row in table(given.seeds, given.steps, given.only):
+    for row in table(arguments.seeds, arguments.steps, arguments.only):
         print(
             f"{row['name']:56} {row['value']:.4f} {row['unit']} (at most {row['bar']:.4f}) {'' if row['ok'] else 'MISSED'}"
         )

@@ -148,8 +148,8 @@ def measure():
             yield row(f"{name}, {n}x{n}: labelled / raw", times["labelled"] / times["raw"], BARS[name][place])
             if "qten" in times:
                 yield row(f"{name}, {n}x{n}: qten / raw", times["qten"] / times["raw"], None)
-    time = interleaved({"space": lambda: mo.Space(10**7)})["space"] * 1e6
-    yield row("Space(10**7)", time, 10.0, "us")
+    microseconds = interleaved({"space": lambda: mo.Space(10**7)})["space"] * 1e6
+    yield row("Space(10**7)", microseconds, 10.0, "us")
     yield from many_labels()
     yield row("import moduli after import torch", import_seconds(), 0.3, "s")
 

@@ -111,7 +111,7 @@ if __name__ == "__main__":
     if "--full" in sys.argv:
         race_all()
     else:
-        for found in table():
+        for line in table():
             print(
-                f"{found['name']:60} {found['value']:.3g} {found['unit']}  ({found['bar']})  {'met' if found['ok'] else 'MISSED'}"
+                f"{line['name']:60} {line['value']:.3g} {line['unit']}  ({line['bar']})  {'met' if line['ok'] else 'MISSED'}"
             )

@@ -42,11 +42,11 @@ LONG_TESTS = (
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[1]",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[9]",
     "tests/lab/test_safety.py::test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver[9]",
-    "tests/optim/test_checkpoints.py::test_every_number_of_processes_goes_on_from_every_other",
+    "tests/optim/test_checkpoints.py::test_every_number_of_processes_resumes_from_every_other",
     "tests/optim/test_wrappings.py::test_chains_take_the_steps_of_one_process[fsdp1]",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[Large",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[<lambda>",
-    "tests/population/test_shards.py::test_processes_together_do_what_one_does[4]",
+    "tests/population/test_shards.py::test_processes_together_compute_what_one_does[4]",
     "tests/test_benchmarks.py::test_a_quick_run_takes_fewer_turns_and_writes_no_page",
 )
 BOOK = "tests/laws/test_laws.py"
@@ -58,7 +58,7 @@ SHARED = (
     BOOK,
     "tests/evolve/test_laws.py",
     "tests/laws/test_accelerator.py::test_links",
-    "tests/laws/test_edits.py::test_what_is_not_edited_goes_on",
+    "tests/laws/test_edits.py::test_parameters_that_are_not_edited_continue",
     "tests/m/test_population.py",
     "tests/m/test_globalisation.py",
     "tests/optim/test_fused_attributes.py::test_attributes_are_read_at_every_step",

@@ -7,7 +7,6 @@ Python block is what that block must print; `...` in it matches anything.
 import contextlib
 import doctest
 import importlib
-import importlib.util
 import io
 import pkgutil
 import re
@@ -22,12 +21,13 @@ import torch
 
 import moduli
 import moduli.device
+from launching import load_program
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pages of the gallery are written from executed notebooks: tests/test_gallery.py.
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
 PAGES.insert(0, ROOT / "README.md")
-MODULES = ["moduli", *sorted(found.name for found in pkgutil.walk_packages(moduli.__path__, "moduli."))]
+MODULES = ["moduli", *sorted(info.name for info in pkgutil.walk_packages(moduli.__path__, "moduli."))]
 
 # Modules that need these extras are skipped if the extra is missing.
 EXTRAS = {"plotly", "ray", "sklearn", "xarray"}
@@ -191,10 +191,7 @@ def test_a_failing_block_names_the_line(code, line, error, elsewhere):
 @pytest.fixture(scope="module")
 def hooks():
     pytest.importorskip("mkdocs")
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "docs" / "hooks.py")
 
 
 def test_every_public_name_is_documented(hooks):

@@ -88,7 +88,7 @@ def test_names_are_listed_without_importing_the_package(installed):
     assert "softsign" not in sys.modules
 
 
-def test_names_are_used_like_moduli_s_own(installed, tmp_path):
+def test_names_of_plugins_are_used_as_those_of_moduli(installed, tmp_path):
     results = lab.race(["ripples"], ["SoftSign | LR(0.1)", "soft_descent(lr=0.02)"], seeds=1, budget=150, workers=0)
     assert all(run["value"] < 0.1 for run in results.runs)
     report = testing.check_link("SoftSign(2.0) | LR(0.05)", laws=["pieces", "errors"])

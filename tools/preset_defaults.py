@@ -328,9 +328,9 @@ def check_installed() -> list[str]:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        found = check_installed()
-        print("\n".join(found) or "all as recorded")
-        sys.exit(bool(found))
+        differences = check_installed()
+        print("\n".join(differences) or "all as recorded")
+        sys.exit(bool(differences))
     if "--write" in sys.argv:
         PAGE.write_text(render_page())
     else:

@@ -411,7 +411,7 @@ class Attributes:
 @pytest.mark.parametrize(
     "make", [InProcess, lambda: InProcess(vectorised=True), lambda: Pool(1, start="fork")], ids=["one", "all", "pool"]
 )
-def test_attributes_of_a_users_fitness_are_its_own(make):
+def test_attributes_of_a_users_fitness_are_not_interpreted(make):
     with make() as executor:
         assert executor.map(Attributes(), torch.eye(3)).tolist() == [1.0, 1.0, 1.0]
 

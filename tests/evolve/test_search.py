@@ -308,7 +308,7 @@ def test_defaults_store_few_vectors_of_the_size_of_the_model():
 
 
 @pytest.mark.parametrize("method", ["cmaes", "bipop", "xnes"])
-def test_a_covariance_that_does_not_fit_says_what_it_costs(method):
+def test_a_covariance_that_does_not_fit_is_refused_with_its_size(method):
     with pytest.raises(ValueError, match=r"50000 x 50000 numbers, which takes 74.5 GB; use 'sepcmaes'"):
         search(torch.nn.Linear(50_000, 1, bias=False), lambda m: 0.0, method=method)
 

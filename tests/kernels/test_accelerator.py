@@ -48,7 +48,7 @@ def test_new_results_are_on_the_device(monkeypatch):
             fused(xs, [torch.empty(3), torch.empty(5)], 2.0)
 
 
-def test_a_counting_mode_sees_foreach_operations(backend):
+def test_a_dispatch_mode_gets_foreach_operations(backend):
     fused = kernels.fuse(lambda x, y: x * 2 + y)
     xs = [torch.ones(3), torch.ones(4)]
     with Launches():
@@ -208,7 +208,7 @@ def test_a_kernel_that_does_not_compile_is_one_warning_and_foreach(monkeypatch, 
             kernels.fuse(lambda x: x + 2)([params[0].detach()])
 
 
-def test_an_error_in_the_first_launch_is_one_of_compiling(monkeypatch):
+def test_an_error_in_the_first_launch_is_a_compile_error(monkeypatch):
     class Broken:
         def __getitem__(self, grid):
             return self

@@ -194,7 +194,7 @@ def test_bound_calls_detect_changed_tensors_and_lists(backend):
         bound(0.5, 1.0)
 
 
-def test_a_view_that_was_transposed_in_place_is_noticed(backend):
+def test_a_view_that_was_transposed_in_place_is_detected(backend):
     p, g = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
     fused = kernels.fuse(lambda p, g: p - g, inplace="p")
     fused([p], [g])
@@ -488,7 +488,7 @@ def test_rows_of_a_matrix_need_no_plain_form(backend, inplace):
             assert fused(targets, others, 2.0, flat=True).shape == (sum(x.numel() for x in xs),)
 
 
-def test_overlapping_rows_are_noticed(backend):
+def test_overlapping_rows_are_detected(backend):
     matrix = torch.arange(200.0).reshape(4, 50)
     fused = kernels.fuse(lambda x, y: x + y, inplace="x")
     want = matrix[:, :30] + matrix[:, 20:]
@@ -541,7 +541,7 @@ def test_returning_a_changed_role_for_another_one_is_refused():
         kernels.fuse(change, inplace="q")([torch.ones(2)], [torch.ones(2)])
 
 
-def test_another_tensor_in_a_bound_private_list_is_noticed(backend):
+def test_another_tensor_in_a_bound_private_list_is_detected(backend):
     old, new = torch.ones(3), torch.full((3,), 5.0)
     private, xs = [old], [torch.zeros(3)]
     add = kernels.fuse(lambda x, v: x + v, inplace="x", private=("v",)).bind(v=private)

@@ -84,7 +84,7 @@ def test_without_torchs_reader_of_tensors(backend, monkeypatch):
     kernels.reset()
 
 
-def test_torch_compile_sees_the_function(backend):
+def test_torch_compile_runs_the_function(backend):
     fused = kernels.fuse(lambda x, y, a: a * x + y, inplace="x")
 
     @torch.compile(backend="eager", fullgraph=False)

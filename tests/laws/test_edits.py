@@ -94,7 +94,7 @@ def test_links_that_never_restart_are_rows():
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not RESIDUALS.search(row.name)], ids=str)
-def test_what_is_not_edited_goes_on(row):
+def test_parameters_that_are_not_edited_continue(row):
     expected, _ = run(row, lambda net: None)
     for edit in (add_frozen, replace, grow):
         values, opt = run(row, edit)

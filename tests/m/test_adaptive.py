@@ -96,7 +96,7 @@ def test_shampoo_is_its_paper():
     close(ours, run(formula(update), shapes=MATRIX), 1e-8)
 
 
-def test_shampoo_with_memory_debiases_what_it_accumulated():
+def test_shampoo_with_beta_debiases_its_covariances():
     def update(x, g, memory, t):
         memory["L"] = 0.9 * memory.get("L", 0) + 0.1 * g @ g.T
         memory["R"] = 0.9 * memory.get("R", 0) + 0.1 * g.T @ g

@@ -44,7 +44,7 @@ def test_a_norm_below_the_bound_stays():
 
 
 @pytest.mark.parametrize("ord", [2, 1, float("inf"), "mad", "std", "l3"])
-def test_normalize_everything_or_each(ord):
+def test_normalize_over_all_tensors_or_each(ord):
     def size(x):
         if ord == "mad":
             return x.abs().mean()

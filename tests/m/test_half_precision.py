@@ -140,7 +140,7 @@ def test_tensors_of_one_size_and_seeds_have_different_draws():
     assert max(alike) < 0.9
 
 
-def test_members_of_a_population_learn_in_half_precision():
+def test_members_in_half_precision_move_by_small_steps():
     net = torch.nn.Linear(3, 2).bfloat16()
     population = mo.Population.from_modules([net, net, net])
     optimizer = mo.Optimizer(population, m.Adam(), m.LR(1e-4), m.StochasticRounding())

@@ -17,7 +17,7 @@ def randn(*shape, seed=0, dtype=F64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def test_kernels_of_convolutions_are_matrices_of_outputs_by_everything_else():
+def test_kernels_of_convolutions_are_matrices_with_a_row_per_output():
     u = randn(5, 3, 2, 2)
     for link, wanted in (
         (m.Orthogonalize(method="svd"), 1.0),
@@ -177,7 +177,7 @@ def test_galore_follows_the_leading_directions_only():
         close([fira], [3 * matrix])  # all columns are scaled by three, inside and outside of the projection
 
 
-def test_low_rank_states_are_small_and_kept_between_renewals():
+def test_low_rank_states_are_small_and_bases_change_at_their_interval():
     w = torch.nn.Parameter(randn(40, 30))
     adam = m.Adam()
     link = m.GaLore(adam, rank=4, update_gap=3)
@@ -279,7 +279,7 @@ def test_eight_bits_train_as_thirty_two_in_a_third_of_the_memory():
         assert not any(isinstance(v, torch.Tensor) for v in opt.link("Adam").state[param].values())
 
 
-def test_eight_bit_states_are_saved_and_go_on_bit_by_bit():
+def test_eight_bit_states_are_saved_and_resume_bit_by_bit():
     net, opt, _ = train([m.Quantized([m.Adam(), m.HeavyBall(0.5)]), m.LR(3e-3)], steps=5)
     other, fresh, _ = train([m.Quantized([m.Adam(), m.HeavyBall(0.5)]), m.LR(3e-3)], steps=0)
     other.load_state_dict(net.state_dict())

@@ -1,12 +1,12 @@
 """A population in one optimizer moves as its members in separate optimizers, or is refused."""
 
-import importlib.util
 import pathlib
 
 import pytest
 import torch
 
 import moduli as mo
+from launching import load_program
 from m.stacked import Stacked, apart, together
 from moduli import m, optim
 
@@ -18,10 +18,7 @@ def rows():
     for family in FAMILIES:
         if not (ROWS / f"{family}.py").exists():
             continue
-        spec = importlib.util.spec_from_file_location(f"members_{family}", ROWS / f"{family}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield from module.ROWS
+        yield from load_program(ROWS / f"{family}.py").ROWS
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=str)

@@ -82,7 +82,7 @@ def test_pbt_explores_within_the_limits():
         assert now.max() <= 0.5 + 1e-7
 
 
-def test_pbt_gives_members_their_own_settings_from_the_first_step_on():
+def test_pbt_varies_settings_from_the_first_step_on():
     pop, twin = population(), population()
     opt = mo.Optimizer(pop, m.LR(0.1), m.PBT({"lr.lr": (1e-3, 1.0)}, every=100, seed=1))
     rates = opt.attrs["hyperparameters"]["lr.lr"].double()

@@ -134,7 +134,7 @@ def test_de_equals_the_formula_under_the_same_random_numbers():
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_losses_go_down(name):
+def test_losses_decrease(name):
     pop = population(16)
     opt = mo.Optimizer(pop, *CHAINS[name]())
     first = pop.losses(loss).detach()

@@ -17,7 +17,13 @@ def test_adam_in_the_basis_is_soap():
 
 
 def descent(momentum=0.0, decay=0.0, lr=0.01):
-    """Return descent that skips the first gradient, which only makes the basis."""
+    """Return descent that skips the first gradient, which only makes the basis.
+
+    Args:
+        momentum: The momentum.
+        decay: The weight decay.
+        lr: The step size.
+    """
 
     def update(x, g, memory, t):
         if t == 1:

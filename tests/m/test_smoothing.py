@@ -16,7 +16,7 @@ def test_laplacian_solves_its_equation_and_keeps_the_mean():
     assert float(v.sum()) == pytest.approx(float(u.sum()))
 
 
-def test_laplacian_over_everything_is_that_of_the_vector():
+def test_laplacian_over_all_parameters_is_that_of_their_vector():
     parts = [torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)]
     params = [torch.zeros_like(part) for part in parts]
     whole = torch.cat([part.reshape(-1) for part in parts])

@@ -40,7 +40,7 @@ def test_a_negative_decay_is_refused(make):
         make(-0.1)
 
 
-def test_relative_decay_is_measured_over_everything():
+def test_relative_decay_uses_the_norm_over_all_parameters():
     x, u = [torch.tensor([1.0, -2.0]), torch.tensor([3.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-6.0])]
     out = optim.step_tensors(m.RelativeWeightDecay(0.5), [t.clone() for t in u], params=x)
     close(out, [a + 0.5 * 3.0 * b for a, b in zip(u, x, strict=True)], 1e-6)

@@ -115,8 +115,8 @@ def test_limits_callbacks_and_progress():
     assert stopped.steps == 4
     assert "callback" in stopped.reason
     assert [float(value.sum()) for _, value in stopped.history] == [float(value.sum()) for value in seen]
-    shown = minimize(fun, starts, batched=True, progress=True)
-    assert torch.equal(shown.value, minimize(fun, starts, batched=True).value)
+    printing = minimize(fun, starts, batched=True, progress=True)
+    assert torch.equal(printing.value, minimize(fun, starts, batched=True).value)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,13 @@ def states(model, opt):
 
 
 def save(kind, name, folder):
-    """Train, save a checkpoint, train on, and save the parameters that runs from the checkpoint must reach."""
+    """Train, save a checkpoint, train on, and save the parameters that runs from the checkpoint must reach.
+
+    Args:
+        kind: "plain", "fsdp1" or "fsdp2".
+        name: The chain.
+        folder: The directory of all checkpoints.
+    """
     model, opt = start(kind, name)
     states(model, opt)  # querying the state before the first step must not change the run
     train(model, opt)
@@ -88,7 +94,15 @@ def save(kind, name, folder):
 
 
 def load(kind, name, folder, saved, expected=None):
-    """Load a checkpoint into an optimizer that never stepped; return what differs after more steps."""
+    """Load a checkpoint into an optimizer that never stepped; return a list of differences after more steps.
+
+    Args:
+        kind: How the model is wrapped here.
+        name: The chain.
+        folder: The directory of all checkpoints.
+        saved: The kind of the checkpoint.
+        expected: The kind whose parameters must be reached, if it is not `saved`.
+    """
     model, opt = start(kind, name)
     state = states(model, opt)
     dcp.load(state, checkpoint_id=folder / saved / name)
@@ -98,7 +112,14 @@ def load(kind, name, folder, saved, expected=None):
 
 
 def go_on(model, opt, expected, what):
-    """Train on and return a list of differences from the saved run."""
+    """Train on and return a list of differences from the saved run.
+
+    Args:
+        model: The model.
+        opt: Its optimizer.
+        expected: The file with the parameters to reach.
+        what: The name of the check.
+    """
     problems = [] if opt.current_step == 3 else [f"{what}: step {opt.current_step}"]
     train(model, opt)
     expected = torch.load(expected, weights_only=True)
@@ -108,7 +129,7 @@ def go_on(model, opt, expected, what):
 
 
 def pass_on(name, folder):
-    """Load in one process the checkpoint of two, save it again, and return what differs after more steps."""
+    """Load in one process the checkpoint of two, save it again, and return a list of differences after more steps."""
     model, opt = start("plain", name)
     state = states(model, opt)
     dcp.load(state, checkpoint_id=folder / "fsdp2" / name)

@@ -82,7 +82,13 @@ CASES = {
 
 
 def train(model, opt, steps=STEPS):
-    """Make steps and return copies of all parameters."""
+    """Make steps and return copies of all parameters.
+
+    Args:
+        model: The model or population.
+        opt: Its optimizer.
+        steps: The number of steps.
+    """
     population = isinstance(model, mo.Population)
 
     def loss():
@@ -97,7 +103,13 @@ def train(model, opt, steps=STEPS):
 
 
 def read_state(folder, name, portable=False):
-    """Return the parameters when saved, the state dict, and the parameters after more steps, from a file."""
+    """Return a dict with the parameters when saved, the state dict, and the parameters after more steps.
+
+    Args:
+        folder: The directory of the files.
+        name: The case.
+        portable: Whether state is saved by position, as torch.distributed.checkpoint needs.
+    """
     packed = gzip.decompress((folder / f"{name}{'.portable' * portable}.pt.gz").read_bytes())
     return torch.load(io.BytesIO(packed), weights_only=True)
 

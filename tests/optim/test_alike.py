@@ -190,7 +190,7 @@ def test_gradients_are_not_written_though_they_are_rows_of_one_tensor():
 
 
 @pytest.mark.usefixtures("stacked")
-def test_parameters_without_a_gradient_keep_their_own_count():
+def test_parameters_without_a_gradient_have_separate_step_counts():
     params = [torch.nn.Parameter(torch.eye(3) * (i + 1.0)) for i in range(3)]
     link = m.Shampoo()
     opt = mo.Optimizer(params, link, m.LR(0.01))

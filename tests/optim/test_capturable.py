@@ -78,7 +78,7 @@ def test_numbers_are_those_of_capturable_adam_of_torch():
     torch.testing.assert_close(params[0], params[1], rtol=1e-4, atol=1e-5)  # torch counts steps in float32
 
 
-def test_a_schedule_goes_on_where_replayed_steps_left_it():
+def test_a_schedule_continues_after_replayed_steps():
     """A replay advances the step count on the device without running Python."""
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = Optimizer([param], m.LR(lambda step: step + 1.0), capturable=True)

@@ -15,7 +15,7 @@ from launching import launch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 
 
-def test_every_number_of_processes_goes_on_from_every_other(tmp_path):
+def test_every_number_of_processes_resumes_from_every_other(tmp_path):
     launch("optim/checkpoint_worker.py", 3, lambda rank: (tmp_path / "store", tmp_path, tmp_path / f"out{rank}"))
     for rank in range(3):
         assert ast.literal_eval((tmp_path / f"out{rank}").read_text()) == []

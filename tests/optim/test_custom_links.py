@@ -142,7 +142,7 @@ class Names(TensorTransform):
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
-def test_a_method_called_initialize_is_the_authors_own(fuse):
+def test_a_method_called_initialize_is_not_called_by_the_core(fuse):
     w = nn.Parameter(torch.zeros(1, dtype=D))
     opt = mo.Optimizer([w], Names(), m.LR(1.0), fuse=fuse)
     for _ in range(2):

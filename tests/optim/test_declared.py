@@ -228,7 +228,7 @@ class Loudest(Louder):
         return setting["most"] * super().single_tensor_apply(tensor, param, grad, loss, state, setting)
 
 
-def test_a_constructor_written_by_hand_says_what_a_link_takes():
+def test_a_constructor_defines_the_settings_of_a_link():
     assert ByHand.volume == ByHand().volume == 2.0
     assert list(inspect.signature(ByHand).parameters) == ["beta", "scale"]
     assert descend(ByHand(), start=(1.0,)).item() == 1 - 2 * 2.0

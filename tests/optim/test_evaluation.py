@@ -153,7 +153,7 @@ def test_a_decay_that_only_groups_set_reaches_a_preset_without_one(preset, decay
     assert torch.equal(nets[0].bias, nets[1].bias)
 
 
-def test_a_bound_class_knows_names_and_layers_of_a_model():
+def test_a_bound_class_uses_names_and_layers_of_a_model():
     def make():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))

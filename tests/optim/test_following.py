@@ -365,7 +365,7 @@ def test_state_loads_into_another_shape_without_rows_that_do_not_fit():
             assert new["1.weight"]["exp_avg"].shape == (5, 3)
 
 
-def test_replacing_a_module_by_an_equal_one_is_noticed():
+def test_replacing_a_module_by_an_equal_one_is_detected():
     class Equal(nn.Module):
         def __eq__(self, other):
             return True
@@ -419,7 +419,7 @@ def test_gradients_of_new_parameters_are_unscaled():
         torch.testing.assert_close(a, b)
 
 
-def test_groups_and_saved_state_show_the_module_as_it_is():
+def test_groups_and_saved_state_have_the_current_parameters():
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
     opt.step(loss_of(net))
@@ -429,7 +429,7 @@ def test_groups_and_saved_state_show_the_module_as_it_is():
 
 
 @pytest.mark.parametrize("looked", [False, True])
-def test_a_group_of_its_own_for_new_parameters(looked):
+def test_new_parameters_in_a_separate_group(looked):
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
     opt.step(loss_of(net))

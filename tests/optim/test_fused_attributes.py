@@ -58,8 +58,15 @@ def change_value(value):
     return value + 1 if isinstance(value, int) else value * 0.5 + 0.25 if isinstance(value, float) else value
 
 
-def path(row, where, name, fuse):
-    """Return the parameters after steps between which one attribute changes, or the type of the error raised."""
+def train_with_change(row, where, name, fuse):
+    """Return the parameters after steps between which one attribute changes, or the type of the error raised.
+
+    Args:
+        row: The row of the law book.
+        where: The index of the link.
+        name: The attribute.
+        fuse: The option of the optimizer.
+    """
     at = LawProblem()
     opt = Optimizer(at.params, *row.links(), fuse=fuse)
     links = [link for top in opt.modules for _, link in top.links()]
@@ -82,7 +89,7 @@ def test_attributes_are_read_at_every_step(row, monkeypatch):
     rtol = 1e-3 if any(type(link).__name__ == "SOAP" for link in links) else 1e-10
     for where, link in enumerate(links):
         for name in attributes(link):
-            ours, theirs = (path(row, where, name, fuse) for fuse in ("auto", False))
+            ours, theirs = (train_with_change(row, where, name, fuse) for fuse in ("auto", False))
             said = f"{type(link).__name__}.{name}"
             if isinstance(ours, type) or isinstance(theirs, type):
                 assert ours is theirs, said

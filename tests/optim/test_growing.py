@@ -100,7 +100,7 @@ def test_bare_parameters_that_were_resized_are_refused(kind):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("shrunk", [False, True])
-def test_training_goes_on_without_a_jump(name, links, shrunk):
+def test_training_continues_without_a_jump(name, links, shrunk):
     net = make_net()
     opt = mo.Optimizer(net, *links())
     losses = train(net, opt, 4)
@@ -138,7 +138,7 @@ def test_axes_of_an_optimizer_grow_with_it():
     assert opt.binding.axes == mo.axes.trace(net, X)
 
 
-def test_schedulers_scalers_and_groups_go_on():
+def test_schedulers_scalers_and_groups_continue_after_growth():
     net = make_net()
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1), groups={"2.*": {"lr": 0.2}})
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)

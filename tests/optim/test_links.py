@@ -97,7 +97,7 @@ def test_arguments_are_explained():
 # ---------------------------------------------------------------- children
 
 
-def test_children():
+def test_children_are_set_chained_and_stepped():
     parent = Half()
     parent.set_child("a", [Half(), Half()])
     parent.set_child("b", Momentum())
@@ -372,7 +372,7 @@ def test_inner_links_run_between_update_and_apply():
     assert link.state[w]["applied"].item() == 0.5
 
 
-def test_links_with_states_of_their_own():
+def test_update_and_apply_use_the_states_that_are_passed():
     w = parameter(1.0, 2.0)
     first, second = [{}], [{}]
     link = m.Adam()

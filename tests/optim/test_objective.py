@@ -314,7 +314,7 @@ def test_clones_share_evaluations_but_not_updates():
     assert objective.updates is objective.update
 
 
-def test_the_objectives_own_closure_evaluates_and_can_be_replaced():
+def test_the_closure_of_an_objective_evaluates_and_can_be_replaced():
     w = parameter(2.0)
     objective = Objective([w], mo.closure(lambda: (w**2).sum()))
     assert objective.closure(backward=False).item() == 4.0

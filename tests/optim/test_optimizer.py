@@ -326,7 +326,7 @@ def test_fused_equals_plain_over_mixed_parameters(dtype):
         assert torch.allclose(a, b, rtol=1e-12 if a.dtype in (torch.float64, torch.complex128) else 1e-5)
 
 
-def test_state_changed_by_hand_is_seen_by_the_pass():
+def test_state_changed_by_hand_is_used_by_the_fused_pass():
     w = parameter(0.0)
     opt = Optimizer([w], Momentum(momentum=1.0), m.LR(1.0))
     opt.step(mo.closure(lambda: w.sum()))

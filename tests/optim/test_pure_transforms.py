@@ -43,7 +43,14 @@ NUMBERS = torch.tensor([0.05, 0.1, 0.3], dtype=D)
 
 
 def run(make, number, dtype=D, shift=0.0):
-    """Return parameters with one, two and no axes after three pure steps, as one vector."""
+    """Return parameters with one, two and no axes after three pure steps, as one vector.
+
+    Args:
+        make: A function of a number that returns links.
+        number: The number.
+        dtype: The dtype of the parameters.
+        shift: A number added to the parameters at the start.
+    """
     sizes = [(3,), (2, 2), ()]
     params = [torch.linspace(-1.31, 1.17, math.prod(s), dtype=D).reshape(s).to(dtype) + shift for s in sizes]
     links = make(number)
@@ -153,7 +160,7 @@ def test_state_passes_into_and_out_of_a_transform():
     assert all(t.dtype == torch.float32 for t in (*tangents[0], tangents[1]))
 
 
-def test_a_tangent_without_torch_func_is_kept_without_grad_mode():
+def test_a_tangent_without_torch_func_passes_without_grad_mode():
     with torch.no_grad(), forward_ad.dual_level():
         rate = forward_ad.make_dual(torch.tensor(0.1, dtype=D), torch.tensor(1.0, dtype=D))
         tangent = forward_ad.unpack_dual(run(lambda number: [m.LR(number)], rate)).tangent

@@ -35,7 +35,7 @@ def resave(opt):
 
 
 @pytest.mark.parametrize(("name", "portable"), [(name, False) for name in CASES] + [(name, True) for name in PORTABLE])
-def test_state_dicts_go_on(name, portable):
+def test_state_dicts_resume(name, portable):
     saved = read_state(FOLDER, name, portable)
     model, opt = CASES[name]()
     set_values(model, saved["before"])
@@ -49,7 +49,7 @@ def test_state_dicts_go_on(name, portable):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_checkpoints_go_on(name, tmp_path):
+def test_checkpoints_resume(name, tmp_path):
     saved, path = read_state(FOLDER, name), tmp_path / "saved.safetensors"
     path.write_bytes(gzip.decompress((FOLDER / f"{name}.safetensors.gz").read_bytes()))
     for _ in range(2):  # the second time from a file written by this version

@@ -53,7 +53,7 @@ def test_the_documented_flow_resumes_bit_by_bit():
     assert opt.current_step == 10
 
 
-def test_what_is_saved_is_plain_and_holds_no_parameters():
+def test_saved_state_is_plain_data_without_parameters():
     model = net()
     opt = Optimizer(model, *chain())
     train(model, opt, 2)
@@ -95,7 +95,7 @@ def test_loading_packs_the_live_optimizer_at_most_once(torchs, tmp_path, monkeyp
         assert calls == [opt]  # one copy, to restore the optimizer if loading fails
 
 
-def test_schedulers_go_on_after_loading():
+def test_schedulers_continue_after_loading():
     model = net()
     opt = Optimizer(model, m.Adam(), m.LR(0.1))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
@@ -241,7 +241,7 @@ def test_links_that_agree_are_taken_over_when_not_strict():
     assert "momentum" not in plain.param_groups[0]
 
 
-def test_generators_go_on():
+def test_states_of_generators_are_saved():
     w = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     opt = Optimizer([w], Noise(seed=1))
     w.grad = torch.zeros_like(w)

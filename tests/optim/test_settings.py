@@ -40,7 +40,7 @@ def test_an_address_names_one_link():
     assert moved({"params": [parameter(0.0)], "third.factor": 2.0}, links=links) == [2.0]
 
 
-def test_aliases():
+def test_aliases_of_settings():
     w = parameter(1.0)
     opt = Optimizer([{"params": [w], "betas": (0.5, 0.6)}], m.Adam())
     setting = opt.link("Adam").settings[w]
@@ -93,7 +93,7 @@ def test_every_number_can_be_a_schedule_or_a_tensor():
     assert path == [-1.0, -6.0, -31.0]
 
 
-def test_changes_are_noticed_wherever_they_are_made():
+def test_changes_of_settings_in_any_place_take_effect():
     w = parameter(0.0)
     opt = Optimizer([w], Half(1.0), m.LR(1.0))
     step = lambda: (w.data.zero_(), opt.step(mo.closure(lambda: w.sum())), -w.item())[-1]  # noqa: E731

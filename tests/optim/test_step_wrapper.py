@@ -29,7 +29,7 @@ def test_a_hook_may_replace_the_arguments():
     torch.testing.assert_close(w.data, torch.tensor([2.9, -1.1], dtype=torch.float64))
 
 
-def test_the_profiler_sees_the_step():
+def test_the_profiler_records_the_step():
     _, opt, closure = _make_problem(m.LR(0.01))
     with torch.autograd.profiler.profile() as seen:
         opt.step(closure)

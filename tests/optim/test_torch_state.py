@@ -95,7 +95,7 @@ def test_a_run_of_moduli_resumes_in_torch(name):
         )  # its product of momenta is a float32 in torch
 
 
-def test_muon_of_torch_goes_on_here_and_back():
+def test_muon_of_torch_resumes_in_moduli_and_back():
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(2)]
     theirs = torch.optim.Muon(weights, 0.02, weight_decay=0.1)

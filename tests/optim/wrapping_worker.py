@@ -132,7 +132,13 @@ def describe_difference(params, expected, near=1e-9):
 
 
 def compare(kind, make, near):
-    """Compare with one process; return None if they agree, the error if the chain is refused, else the difference."""
+    """Compare with one process; return None if they agree, the error if the chain is refused, else the difference.
+
+    Args:
+        kind: The wrapping.
+        make: A function that makes the links.
+        near: The tolerance.
+    """
     model, part, parts = wrap(kind, network())
     torch.manual_seed(7)
     try:

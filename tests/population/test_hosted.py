@@ -50,7 +50,7 @@ def make(count=5):
     return pop
 
 
-def test_workers_together_do_what_one_process_does(executor):
+def test_workers_together_compute_what_one_process_computes(executor):
     x, own = torch.randn(6, 3, dtype=DOUBLE), torch.randn(5, 6, 3, dtype=DOUBLE)
     pop, here = make(), make()
     with pop.host(executor, adam) as hosted:

@@ -173,7 +173,7 @@ def test_gradients_of_leaves_and_of_calls_add_up():
     torch.testing.assert_close(pop.matrix, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_frozen_parameters_and_those_thawed_later_have_their_own_counters():
+def test_frozen_and_thawed_parameters_have_separate_step_counts():
     def edit_population(k):
         pop.requires_grad_(k not in (1, 2), "2.*")
 

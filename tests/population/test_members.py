@@ -256,7 +256,7 @@ def test_an_optimizer_moves_each_member_by_its_own_gradient():
     assert_same_members(pop, nets)
 
 
-def test_changes_in_place_are_noticed_by_autograd():
+def test_changes_in_place_are_detected_by_autograd():
     pop = Population.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), 3)
     loss = pop.losses(lambda f: f(torch.ones(2)).square().sum()).sum()
     pop += 1
