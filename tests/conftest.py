@@ -136,10 +136,11 @@ def choose_fifth() -> int:
 
 
 def needs_whole_book() -> bool:
-    """Whether the last commit, or an uncommitted change, touches a package that the law book tests."""
-    if "MODULI_FIFTH" in os.environ:
+    """Whether commits since `MODULI_BASE` (by default the last one), or uncommitted changes, touch a package of the book."""
+    if "MODULI_FIFTH" in os.environ or ask_git("rev-parse", "HEAD") is None:
         return False
-    return bool(ask_git("diff", "--name-only", "HEAD^", "--", *BOOK_ROOMS))
+    changed = ask_git("diff", "--name-only", os.environ.get("MODULI_BASE") or "HEAD^", "--", *BOOK_ROOMS)
+    return changed is None or bool(changed)  # after an unknown base anything may have changed
 
 
 def pytest_report_header(config):

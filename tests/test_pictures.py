@@ -1,5 +1,6 @@
 """HTML representations are escaped and well-formed, and plots are returned as figures."""
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from torch import nn
 
 import moduli as mo
 from moduli import lab, m, particles
+from moduli.population import EnsemblePrediction
 
 ODD = "<b>&\"'"
 
@@ -129,3 +131,28 @@ def test_matplotlib_is_imported_only_for_figures(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"moduli\[plot\]"):
         mo.Population.of(nn.Linear(2, 1), 5).plot()
+
+
+def test_results_are_one_line_whatever_their_tensors():
+    net = torch.nn.Linear(200, 30)
+    result = mo.search(net, lambda net: net(torch.ones(200)).square().sum(), budget=40)
+    prediction = EnsemblePrediction(torch.zeros(5, 300, 2), classes=True)
+    assert repr(prediction) == "EnsemblePrediction(5 members, outputs of shape (300, 2), classes)"
+    assert repr(result).startswith(f"SearchResult(value={result.value:.6g}, success=False, steps={result.steps}, ")
+    assert "tensor" not in repr(result)
+    assert "\n" not in repr(result)
+
+
+def test_settings_of_links_have_no_addresses():
+    """Else texts and pages would differ from run to run."""
+    assert repr(m.LR(lambda step: 0.1)).endswith("<lambda>)")
+    assert repr(m.LR(StepOfOne())) == f"LR(lr=<{__name__}.StepOfOne object>)"
+    assert repr(m.LR(torch.linspace(0, 1, 30))) == "LR(lr=<30 numbers>)"
+    page = mo.Optimizer([torch.nn.Parameter(torch.ones(3))], m.LR(math.exp))._repr_html_()
+    assert "0x" not in page
+    assert "1 parameter," in page
+
+
+class StepOfOne:
+    def __call__(self, step):
+        return 1.0

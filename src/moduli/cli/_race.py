@@ -48,6 +48,7 @@ def race(
         list[str] | None,
         Option("--range", metavar="NAME=LOW..HIGH", help="With --tune, a range, or NAME=VALUE to fix."),
     ] = None,
+    by: Annotated[str, Option(metavar="COST", help="With --tune, rank by evaluations or by seconds.")] = "evaluations",
     output: Annotated[Path, file_option("The report.", "--out", "-o")] = Path("race.html"),
     file: Annotated[Path | None, file_option("Where finished runs are kept.")] = None,
     resume: Annotated[bool, Option("--resume", help="Keep the runs that the file has, and do the others.")] = False,
@@ -81,6 +82,8 @@ def race(
 
     from .. import lab
 
+    if by not in ("evaluations", "seconds"):
+        console.exit_with_usage(f"--by {by}: a race is judged by evaluations or by seconds")
     kept = file or output.with_suffix(".jsonl")
     if picture is not None and find_spec("matplotlib") is None:
         console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
@@ -149,7 +152,7 @@ def race(
     elif results.runs and table is not None and rows is None:
         sys.stdout.write(lab.summary_table(results, table))
     elif results.runs:
-        _print_table(results)
+        _print_table(results, by)
     if results.runs:
         console.note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
@@ -251,7 +254,8 @@ def _read_range(text: str) -> tuple[str, tuple[float, float] | float]:
     return name, (numbers[0], numbers[1]) if len(numbers) == 2 else numbers[0]
 
 
-def _print_table(results: lab.Results) -> None:
+def _print_table(results: lab.Results, by: str) -> None:
+    """Print the medians, and for a tuned race the standings."""
     from .. import lab
 
     rows = [("problem", "optimizer", "final loss", "evals", "solved", "ended")]
@@ -265,16 +269,16 @@ def _print_table(results: lab.Results) -> None:
         styles.append("red" if row["failed"] else "green" if row["reached"] else "")
     console.print_columns(rows, 1, styles=styles, piped=console.PIPED)
     if results.header.get("tune"):
-        _print_standings(results)
+        _print_standings(results, by)
 
 
-def _print_standings(results: lab.Results) -> None:
+def _print_standings(results: lab.Results, by: str) -> None:
     """Print the ranks of a tuned race with their intervals, and how often tuning helped."""
     from .. import lab
 
     gains = lab.tuning_gains(results)
     rows = [("optimizer", "mean rank", "95% interval", "solved within 4x", "tied with", "tuning helped")]
-    for row in lab.standings(results):
+    for row in lab.standings(results, by=by):
         own = [gain["helped"] for gain in gains if gain["source"] == row.source]
         interval = f"{row.rank_interval[0]:.3g} to {row.rank_interval[1]:.3g}"
         helped = f"on {sum(own)} of {len(own)}"

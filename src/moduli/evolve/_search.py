@@ -82,6 +82,12 @@ class SearchResult:
     history: list[float] = field(repr=False)
     search: Search = field(repr=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"SearchResult(value={self.value:.6g}, success={self.success}, steps={self.steps}, "
+            f"evaluations={self.evaluations}, seconds={self.seconds:.3g}, reason={str(self.reason)!r})"
+        )
+
 
 def search(
     net: Any,

@@ -32,7 +32,7 @@ from .._html import write_frame, write_html_table
 from .._texts import cut, shorten
 from ..io import CheckpointError, make_directory, read_bytes, write_bytes
 from ._run import RunReason, drop_infinite
-from ._scores import choose_winners
+from ._scores import choose_winners, find_cost
 from .problems import Problem
 
 RunKey = tuple[Any, ...]
@@ -386,11 +386,11 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
     return found
 
 
-def costs(results: Results, tolerance: float) -> dict[str, list[float]]:
-    """For each contender, over all problems and seeds, the evaluations until all but a part `tolerance` of the way was done.
+def costs(results: Results, tolerance: float, by: str = "evaluations") -> dict[str, list[float]]:
+    """For each contender, over all problems and seeds, the cost until all but a part `tolerance` of the way was done.
 
-    The way is from the value at the start to the least known value, the optimum or that of a run of this race; infinity where
-    a run did not get there.
+    The cost is in evaluations, or in `by="seconds"` of the processor. The way is from the value at the start to the least known
+    value, the optimum or that of a run of this race; infinity where a run did not get there.
     """
     results = choose_winners(results)
     table: dict[str, list[float]] = {contender["source"]: [] for contender in results.header["contenders"]}
@@ -400,26 +400,27 @@ def costs(results: Results, tolerance: float) -> dict[str, list[float]]:
     index, wanted = {Results.key(run): run["history"] for run in results.runs}, results.keys()
     for problem, source, seed in wanted:
         history = index.get((problem, source, seed), [])
-        cost = math.inf
+        cost = None
         if history and history[0][2] is not None:
             least = min((value for value in known[problem] if value is not None), default=0.0)
             goal = least + tolerance * (history[0][2] - least)
-            cost = next((max(1, e) for e, _, v in history if v is not None and v <= goal), math.inf)
-        table[source].append(cost)
+            cost = find_cost(history, goal, by)
+        table[source].append(math.inf if cost is None else cost)
     return table
 
 
-def profiles(results: Results, tolerance: float) -> list[dict[str, Any]]:
+def profiles(results: Results, tolerance: float, by: str = "evaluations") -> list[dict[str, Any]]:
     """Performance profiles: for each contender, the part of problems that it solved within r times the best contender's cost.
 
     Args:
         results: The race.
         tolerance: When a problem counts as solved: all but this part of the way from the start to the least known value.
+        by: What counts as cost, "evaluations" or "seconds".
 
     Returns:
         For each contender its label, and the corners of its staircase: ratios r and parts between 0 and 1.
     """
-    table = costs(results, tolerance)
+    table = costs(results, tolerance, by)
     columns = list(zip(*table.values(), strict=True))
     best = [min(column) for column in columns]
     found = []

@@ -40,19 +40,36 @@ def find_goals(results: Results, tolerance: float = GOAL) -> dict[str, float]:
     return goals
 
 
-def score_run(run: dict[str, Any], goal: float) -> float:
-    """Return the evaluations until a run came to its goal; for one that did not, more than those of any that did.
+def find_cost(history: list[list[Any]], goal: float, by: str) -> float | None:
+    """Return the evaluations, or the seconds, until a run came to its goal; None if it did not.
+
+    Args:
+        history: The evaluations, seconds and best value of the run at some points.
+        goal: The value that it had to come to.
+        by: "evaluations" or "seconds".
+    """
+    if by not in ("evaluations", "seconds"):
+        raise ValueError(f"by={by!r}; a race is judged by 'evaluations' or by 'seconds'")
+    point = next((point for point in history if point[2] is not None and point[2] <= goal), None)
+    if point is None:
+        return None
+    return float(max(1, point[0])) if by == "evaluations" else max(float(point[1]), 1e-6)
+
+
+def score_run(run: dict[str, Any], goal: float, by: str = "evaluations") -> float:
+    """Return what a run took until it came to its goal; for one that did not, more than that of any that did.
 
     Args:
         run: The record of a run.
         goal: The value that it had to come to.
+        by: What counts, "evaluations" or "seconds" of the processor.
     """
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED, RunReason.HUNG)
     if run["value"] is None or broken or not run["history"]:
         return math.inf
-    reached = next((max(1, e) for e, _, value in run["history"] if value is not None and value <= goal), None)
-    if reached is not None:
-        return float(reached)
+    cost = find_cost(run["history"], goal, by)
+    if cost is not None:
+        return cost
     start = run["history"][0][2]
     gap = 1.0 if start is None or not start > goal else (run["value"] - goal) / (start - goal)
     return UNSOLVED * (1.0 + min(gap, 1e6))

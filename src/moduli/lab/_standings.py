@@ -1,8 +1,8 @@
 """What a race says, and how sure it is: the best setting of each study, ranks and profiles with intervals, ties, sensitivity.
 
 A **study** is a seed with its settings, and what counts of it is its best setting; of the studies, their median. A race that was
-not tuned has studies of one setting. The rules are those of AlgoPerf in small. A run is scored by the evaluations that it took to
-come to the goal of its problem; runs that did not get there come after all that did, in the order of how far they came.
+not tuned has studies of one setting. The rules are those of AlgoPerf in small. A run is scored by the evaluations or seconds that
+it took to come to the goal of its problem; runs that did not get there come after all that did, in the order of how far they came.
 
 Intervals are those of a bootstrap: studies are drawn again with replacement, the same for all contenders because they share
 seeds, and within each its settings. The problems stay as they are. Two contenders are tied unless one has the better mean rank in
@@ -44,7 +44,7 @@ class Standing:
         source: Its chain.
         rank: Its mean rank over problems; 1 is the best.
         rank_interval: Where 95 % of the draws of the bootstrap put it.
-        solved: The part of problems that it solved within four times the evaluations of the best: its profile at tau = 4.
+        solved: The part of problems that it solved within four times the cost of the best: its profile at tau = 4.
         solved_interval: Likewise.
         profile: The mean of its profile from tau = 1 to 4, on a logarithmic axis: the score of AlgoPerf.
         profile_interval: Likewise.
@@ -62,7 +62,7 @@ class Standing:
     tied: tuple[str, ...]
 
 
-def _tabulate(results: Results, tolerance: float) -> Array:
+def _tabulate(results: Results, tolerance: float, by: str) -> Array:
     """Return the scores as (problem, contender, study, setting), with infinity where there is no run."""
     goals, header = find_goals(results, tolerance), results.header
     tuned = bool(header.get("tune"))
@@ -73,7 +73,7 @@ def _tabulate(results: Results, tolerance: float) -> Array:
     for run in results.runs:
         if (run.get("setting") is not None) == tuned:
             key = problems[run["problem"]], sources[run["source"]], seeds[run["seed"]]
-            rows.setdefault(key, []).append(score_run(run, goals[run["problem"]]))
+            rows.setdefault(key, []).append(score_run(run, goals[run["problem"]], by))
     width = max(map(len, rows.values()), default=1)
     table = numpy.full((len(problems), len(sources), len(seeds), width), math.inf)
     for key, scores in rows.items():
@@ -100,13 +100,15 @@ def _find_profiles(costs: Array, ratios: Array) -> Array:
     return parts
 
 
-def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS) -> list[Standing]:
+def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS, by: str = "evaluations") -> list[Standing]:
     """Rank the contenders of a race, and say how sure that is.
 
     Args:
         results: The race, tuned or not.
         tolerance: When a problem counts as solved: all but this part of the way to the least known value is done.
         draws: How many draws the bootstrap has.
+        by: What a run is scored by: the "evaluations" until its problem is solved, or the "seconds" of the processor. Seconds
+            of runs that were members of a population are their share, less than alone.
 
     Returns:
         One for each contender, the best first.
@@ -117,7 +119,7 @@ def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS) -> 
     >>> best.contender, best.rank, best.solved, best.tied, other.solved
     ('torch.SGD(lr=0.1)', 1.0, 1.0, (), 0.0)
     """
-    table = _tabulate(results, tolerance)
+    table = _tabulate(results, tolerance, by)
     _, contenders, studies, settings = table.shape
     ratios = numpy.geomspace(1.0, LARGEST_RATIO, 61)
     costs = numpy.median(table.min(-1), -1)  # (problem, contender)

@@ -23,7 +23,9 @@ def write_html(optimizer: Optimizer) -> str:
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     numbers = sum(param.numel() for param in params)
-    title = f"Optimizer: {len(params)} parameters, {numbers:,} numbers, {size:,} bytes of state"
+    title = (
+        f"Optimizer: {len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers, {size:,} bytes of state"
+    )
     boxes = []
     for link in optimizer.modules:
         name, _, settings = repr(link).partition("(")

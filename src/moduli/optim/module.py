@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 import weakref
 from abc import abstractmethod
@@ -142,7 +143,7 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
     # ------------------------------------------------------------------ looking
 
     def __repr__(self) -> str:
-        parts = [f"{key}={value!r}" for key, value in self.defaults.items() if not key.startswith("_")]
+        parts = [f"{key}={_format_setting(value)}" for key, value in self.defaults.items() if not key.startswith("_")]
         parts += [f"{key}={child!r}" for key, child in self.children.items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -363,3 +364,10 @@ class Module(DeclaredArguments, LinkState, metaclass=LinkType):
 
 Chainable = Module | Sequence[Module]
 """A link, or a sequence of links."""
+
+
+def _format_setting(value: Any) -> str:
+    """Return a setting as text: functions by their names, since addresses differ from run to run, and tensors by their sizes."""
+    if isinstance(value, Tensor) and value.numel() > 8:
+        return f"<{value.numel()} numbers>"
+    return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", repr(value)))

@@ -32,6 +32,12 @@ class EnsemblePrediction:
     outputs: Tensor
     classes: bool = False
 
+    def __repr__(self) -> str:
+        kind = ", classes" if self.classes else ""
+        return (
+            f"EnsemblePrediction({len(self.outputs)} members, outputs of shape {tuple(self.outputs.shape[1:])}{kind})"
+        )
+
     @property
     def mean(self) -> Tensor:
         """The mean over members; for classifiers, of the probabilities of classes."""

@@ -252,6 +252,9 @@ class GradientAccumulation(Module):
         """Add the update to the sum."""
         count = self.global_state.get("count", 0) % self.n + 1
         self.global_state["count"] = count
+        if count == self.n:
+            # A state that was saved by an earlier release has no count of the updates that passed.
+            self.global_state["passed"] = self.global_state.get("passed", objective.current_step // self.n) + 1
         sums = self.get_state(objective.params, "sum")
         for total, tensor in zip(sums, objective.peek_updates(), strict=True):
             if count == 1:
@@ -269,10 +272,7 @@ class GradientAccumulation(Module):
             objective.updates = [torch.zeros_like(param) for param in objective.params]
             return objective
         if setting["stop"]:
-            # A state that was saved by an earlier release has no count of its own.
-            step = self.global_state.get("passed", objective.current_step // self.n)
-            self.global_state["passed"] = step + 1
-            objective.current_step = self.settings.binding.step = step
+            objective.current_step = self.settings.binding.step = self.global_state["passed"] - 1
         sums = self.get_state(objective.params, "sum")
         objective.updates = [total / count if setting["mean"] else total.clone() for total in sums]
         return objective

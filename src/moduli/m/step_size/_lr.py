@@ -203,7 +203,8 @@ class Warmup(UpdateTransform):
 def multiply_scales(link: Module, optimizer: Optimizer | None, params: Tensors) -> list[Any]:
     """Return the product of the step sizes that follow a link in its optimizer, for each parameter.
 
-    It is 1 without an optimizer; a step size with different numbers for members of a population counts as 1.
+    It is 1 without an optimizer. A step size with different numbers for members of a population counts as 1 where a link steps
+    all members at once, and is the member's number where it steps one.
     """
     out: list[Any] = [1.0] * len(params)
     if optimizer is None:

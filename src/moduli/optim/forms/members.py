@@ -227,7 +227,9 @@ def step_each(link: Module, objective: Objective) -> Objective:
         return list(results[-1].get_updates()), states
 
     if batches(link):
-        numbers = [value for part in parts for _, value in part.settings.find_per_member()]
+        # Also those of other links: Prodigy reads the step sizes that follow it.
+        links = parts if objective.modular is None else [part for _, part in objective.modular._links]
+        numbers = [value for part in links for _, value in part.settings.find_per_member()]
         changes, states_after = _map_members(run, objective, updates, grads, losses, before, numbers)
     else:
         each = []
