@@ -149,3 +149,9 @@ def test_standard_errors_with_a_penalty_are_refused():
     )
     with pytest.raises(ValueError, match="prox="):
         _ = result.stderr
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_a_box_with_labels_is_refused(side):
+    with pytest.raises(TypeError, match=f"{side} is labelled"):
+        m.prox.BoxSet(**{side: mo.tensor([1.5, 0.5], band=["b", "a"])})

@@ -42,6 +42,8 @@ Messages = Generator[tuple[int, dict[str, Any]], None, None]
 
 STARTUP = 300.0
 """How many seconds a worker has to import what runs need."""
+WARMUP = 60.0
+"""How many seconds a worker has to try one chain, before it is ended and another one starts without that chain."""
 # Beyond the time that a run gives itself: for one that never comes back to ask what time it is.
 GRACE = 3.0
 # Seconds between two looks at workers that say nothing.
@@ -163,7 +165,7 @@ def _execute_elsewhere(
 ) -> Messages:
     for number, _ in enumerate(tasks):  # what cannot be sent is refused before anything runs
         _encode([tasks[number]], limits)
-    waiting = list(jobs)[::-1]
+    waiting, chains = list(jobs)[::-1], list(chains)
     team: list[_RunWorker] = []
     try:
         while waiting or any(worker.job for worker in team):
@@ -184,6 +186,10 @@ def _execute_elsewhere(
                 if message is None:
                     team.remove(worker)
                     message = worker.bury()
+                    if worker.tried is not None:  # its own runs will say why; those of others are done without it
+                        chains = [chain for chain in chains if chain != worker.tried]
+                        waiting.append(job)
+                        continue
                     if not worker.began:  # what could not begin would not the next time either
                         job += tuple(number for each in reversed(waiting) for number in each)
                         waiting.clear()
@@ -266,13 +272,16 @@ class _RunWorker:
         self.stuck = ""
         self.last: dict[str, Any] = {}
         self.began = False
+        self.chains = chains
+        #: The chain that it tries before it begins.
+        self.tried: str | None = None
         # Without a name: nothing is left, whatever ends this process.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - `bury` closes it
         self.connection, other = multiprocessing.Pipe()
         start = "import json, signal, sys; sys.path[:] = json.loads(sys.argv[1]); "
         # What hangs, in C or in an import, is ended by the system.
         start += "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); from moduli.lab._pool import work; work()"
-        arguments = [json.dumps(sys.path), str(STARTUP), str(other.fileno()), *chains]
+        arguments = [json.dumps(sys.path), str(STARTUP), str(other.fileno()), str(WARMUP), *chains]
         # numpy's libraries would start as many threads as there are cores.
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
@@ -290,11 +299,14 @@ class _RunWorker:
     def order(self, job: Job, task: bytes) -> None:
         """Have a job done."""
         self.job, self.last = job, {}
-        self.watch = ProcessWatch(self.process.pid, (self.seconds + GRACE) * len(job))
+        self._watch_job()
         self.errors.seek(0)
         self.errors.truncate()
         with contextlib.suppress(OSError):  # it died; `receive` sees that next
             self.connection.send_bytes(task)
+
+    def _watch_job(self) -> None:
+        self.watch = ProcessWatch(self.process.pid, (self.seconds + GRACE) * len(self.job))
 
     def receive(self) -> dict[str, Any] | None:
         """Return what it tells; nothing when it has only begun, None when it has died."""
@@ -302,7 +314,13 @@ class _RunWorker:
             message: dict[str, Any] = self.connection.recv()
         except (EOFError, OSError):
             return None
-        self.began = True
+        if "tries" in message:
+            self.tried = self.chains[message["tries"]]
+            self.watch = ProcessWatch(self.process.pid, WARMUP)
+            return {}
+        if not self.began:
+            self.began, self.tried = True, None
+            self._watch_job()
         if "records" in message or "split" in message:
             self.job = ()
         else:
@@ -338,12 +356,14 @@ class _RunWorker:
 
 def work() -> None:
     """Import once what runs need, do the tasks that arrive, and end with their owner."""
-    _, _, _, descriptor, *chains = sys.argv
+    _, _, _, descriptor, warmup, *chains = sys.argv
     faulthandler.enable()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    for chain in chains:
-        execute("sphere-10", chain, 0, {"budget": 1, "seconds": STARTUP, "threads": 1, "target": None})
     owner: Connection[Any, Any] = Connection(int(descriptor))
+    for number, chain in enumerate(chains):
+        owner.send({"tries": number})
+        signal.setitimer(signal.ITIMER_PROF, float(warmup))
+        execute("sphere-10", chain, 0, {"budget": 1, "seconds": STARTUP, "threads": 1, "target": None})
 
     def tell(evaluations: int, value: float) -> None:
         owner.send({"evaluations": evaluations, "value": drop_infinite(value)})

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from ._grammar import ParsedChain
 from ._pool import Task, execute_all
 from ._reference import as_problem, load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
-from ._tuning import RangeSpec, Setting, check_ranges, make_settings
+from ._tuning import RangeSpec, Setting, check_ranges, make_settings, read_ranges
 from .problems import Problem, SampledProblem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -126,13 +127,13 @@ def race(
     >>> [run["reason"] for run in results.runs]
     ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
     """
-    field = [contender(spec) for spec in contenders]
-    courses = [_read_course(spec) for spec in problems]
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    field = [contender(spec) for spec in _list_parts(contenders)]
+    courses = [_read_course(spec) for spec in _list_parts(problems)]
+    numbers, ranges = _list_seeds(seeds), read_ranges(ranges or {})
     _check_parts(courses, field, numbers)
-    _check_limits(budget, threads, target)
-    settings = _make_all_settings(field, tune, numbers, ranges or {})
-    limits = {"budget": budget, "seconds": seconds, "threads": threads, "target": target}
+    limits = _read_limits(budget, seconds, threads, target)
+    tune = None if tune is None else operator.index(tune)
+    settings = _make_all_settings(field, tune, numbers, ranges)
     top = {
         "kind": "race",
         "format": FORMAT,
@@ -145,7 +146,7 @@ def race(
         **environment(),
     }
     if tune is not None:
-        top |= {"tune": tune, "ranges": json.loads(json.dumps(dict(ranges or {})))}
+        top |= {"tune": tune, "ranges": json.loads(json.dumps(ranges))}
         top["settings"] = [
             [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in own]
             for own in settings
@@ -184,12 +185,35 @@ def _check_parts(courses: Sequence[tuple[Any, Problem]], field: Sequence[Contend
             raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}{hint}")
 
 
-def _check_limits(budget: int | None, threads: int, target: float | None) -> None:
-    for what, number in {"budget": budget, "number of threads": threads}.items():
+def _list_parts(given: Any) -> list[Any]:
+    """Return problems, or contenders, as a list; a name alone is one of them."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _list_seeds(seeds: Any) -> list[int]:
+    """Return the seeds as Python's numbers, which files and processes take."""
+    if hasattr(seeds, "__index__") and getattr(seeds, "ndim", 0) == 0:
+        return list(range(operator.index(seeds)))
+    return [operator.index(seed) for seed in seeds]
+
+
+def _read_limits(budget: int | None, seconds: float, threads: int, target: float | None) -> dict[str, Any]:
+    """Return the limits of a run as Python's numbers; raise ValueError if one is none."""
+    counts = {"budget": budget, "threads": threads}
+    counts = {what: None if number is None else operator.index(number) for what, number in counts.items()}
+    for what, number in {"budget": counts["budget"], "number of threads": counts["threads"]}.items():
         if number is not None and number < 1:
             raise ValueError(f"the {what} is at least 1, not {number}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"the seconds of a run are a finite number above zero, not {seconds}")
     if target is not None and not math.isfinite(target):
         raise ValueError(f"the target is a finite number, not {target}")
+    return {
+        "budget": counts["budget"],
+        "seconds": float(seconds),
+        "threads": counts["threads"],
+        "target": None if target is None else float(target),
+    }
 
 
 def _make_all_settings(

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .._texts import shorten
+from ..labels import Tensor as Labelled
 from .problems import Problem, get
 
 
@@ -172,12 +173,13 @@ class WrittenProblem(Problem):
         self.name, self.written = name, written
         self.summary = (inspect.getdoc(written) or "").split("\n")[0]
         self.start = {key: self._tensor(key, value) for key, value in (start or {}).items()}
+        self.dims = {key: value.dims for key, value in (start or {}).items() if isinstance(value, Labelled)}
         self.function = written  # of the module, which `model` makes with it
         self.model(0)
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
         try:
-            made = torch.as_tensor(value)
+            made = torch.as_tensor(value.data if isinstance(value, Labelled) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             fact = f"{self.name}: the default of {key!r} is {shorten(value)}, not a number or a tensor"
             raise ProblemFileError(fact) from error
@@ -204,6 +206,10 @@ class WrittenProblem(Problem):
         if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
             what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
             raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
+        if loss.numel() == 1 and loss.is_complex():
+            raise ProblemFileError(
+                f"{self.name}: a loss is a real number, not {loss.dtype}; return for instance its abs()"
+            )
         return loss.reshape(()) if loss.numel() == 1 else 0.5 * loss.abs().square().sum()
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
@@ -213,6 +219,10 @@ class WrittenProblem(Problem):
             return None
         return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)
 
+    def _label(self, values: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Return arguments with the labels that their defaults have."""
+        return {key: Labelled(value, self.dims[key]) if key in self.dims else value for key, value in values.items()}
+
     def _call_function(self, model: Callable[..., Any]) -> Any:
-        value = self.written(**model()) if self.start else self.function(model)
-        return value if isinstance(value, torch.Tensor) else getattr(value, "data", value)  # a labelled tensor has data
+        value = self.written(**self._label(model())) if self.start else self.function(model)
+        return value.data if isinstance(value, Labelled) else value

@@ -297,7 +297,7 @@ def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], 
             yield problem, contender, runs
 
 
-def _value(run: dict[str, Any]) -> float:
+def read_final(run: dict[str, Any]) -> float:
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED)
     return math.inf if run["value"] is None or broken else float(run["value"])
 
@@ -320,7 +320,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
             continue
         optimum = problem["optimum"] if problem.get("exact", True) else None
         known = results.header.get("target") is not None or optimum is not None
-        values = [_value(run) for run in runs]
+        values = [read_final(run) for run in runs]
         reasons = Counter(run["reason"] for run in runs)
         seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
         rows.append(
