@@ -1,4 +1,4 @@
-"""Steps as training runs them: gradients are new tensors at every step, and their making is not counted."""
+"""Time steps as in training: gradients are new tensors at every step, and making them is not counted."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ import torch
 def time_steps(
     candidates: dict[str, tuple[Sequence[torch.nn.Parameter], Callable[[], object]]], steps: int, rounds: int = 9
 ) -> dict[str, float]:
-    """CPU seconds of a step of each candidate, the median over rounds; candidates are interleaved.
+    """Return the CPU seconds of a step of each candidate, the median over rounds in which candidates take turns.
 
     Args:
-        candidates: For each its parameters, which are given new gradients before every step, and its step.
-        steps: Steps of a round.
-        rounds: How many rounds; a first one is not counted.
+        candidates: The parameters and the step of each; parameters get new gradients before every step.
+        steps: The number of steps of a round.
+        rounds: The number of rounds, besides a first one that is not counted.
     """
     grads = {name: [torch.randn_like(param) for param in params] for name, (params, _) in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}

@@ -29,7 +29,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def make_mlp(width: int) -> nn.Module:
-    """A network with two hidden layers."""
+    """Return a network with two hidden layers."""
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )  # fmt: skip
@@ -95,7 +95,13 @@ class Transformer(nn.Module):
 
 
 def train(net: nn.Module, seed: int, steps: int = 600) -> nn.Module:
-    """Train a network on digits, and return it."""
+    """Train a network on digits and return it.
+
+    Args:
+        net: The network.
+        seed: The seed of the batches.
+        steps: The number of steps.
+    """
     x, y = read_digits()
     generator = torch.Generator().manual_seed(seed)
     opt = torch.optim.Adam(net.parameters(), 1e-3)
@@ -108,7 +114,13 @@ def train(net: nn.Module, seed: int, steps: int = 600) -> nn.Module:
 
 
 def measure_barrier(a: Any, b: Any, repair: bool) -> float:
-    """Return the loss at the midpoint above the mean of the ends."""
+    """Return the loss at the midpoint minus the mean loss of the ends.
+
+    Args:
+        a: One end.
+        b: The other end.
+        repair: Whether to repair the statistics of the midpoint.
+    """
     x, y = read_digits()
     loss = lambda net: float(F.cross_entropy(net(x), y))  # noqa: E731
     middle = merge.lerp(a, b, 0.5, buffers="merge")
@@ -153,7 +165,7 @@ def align_transformer() -> None:
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print the comparisons chosen by the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transformer", action="store_true")
     if parser.parse_args().transformer:

@@ -29,13 +29,13 @@ def make_net() -> nn.Module:
 
 
 def read_peak() -> float:
-    """Return the largest size that this process had, in bytes; Linux only."""
+    """Return the peak memory of this process in bytes; Linux only."""
     text = Path("/proc/self/status").read_text()
     return 1024 * float(text.split("VmHWM:")[1].split()[0])
 
 
 def reset_peak() -> None:
-    """Let the largest size be the size that the process has now."""
+    """Reset the peak memory of this process to its current size."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         before = read_peak()
         pop(x, in_dims=0)
         peak = (read_peak() - before) / model
-        # Both take turns, so that a slow moment of the machine falls on both.
+        # Both take turns, so that a slow moment of the machine affects both.
         turns = [(*measure_called(pop, x), *measure_made(net, x, 12)) for _ in range(ROUNDS)]
         wall, cpu, made_wall, made_cpu = (median(column) for column in zip(*turns, strict=True))
         ratios = made_wall * count / wall, made_cpu * count / cpu
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure_called(pop: mo.population.PopulationAround, x: torch.Tensor) -> tuple[float, float]:
-    """Return wall and CPU seconds for a call of all members, which are drawn again."""
+    """Return wall and CPU seconds for a call of all members of the next generation."""
     began, cpu = time.perf_counter(), time.process_time()
     pop(x, in_dims=0)
     return time.perf_counter() - began, time.process_time() - cpu
@@ -76,7 +76,13 @@ def measure_called(pop: mo.population.PopulationAround, x: torch.Tensor) -> tupl
 
 @torch.no_grad()
 def measure_made(net: nn.Module, x: torch.Tensor, count: int) -> tuple[float, float]:
-    """Return wall and CPU seconds for a member that is made and called."""
+    """Return wall and CPU seconds for making and calling a member.
+
+    Args:
+        net: The mean.
+        x: The input.
+        count: The number of members to average over.
+    """
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     began, cpu = time.perf_counter(), time.process_time()
     for at in range(count):

@@ -40,8 +40,8 @@ def table():
 
 
 def trace_gpt2():
-    """Trace GPT-2 small in this process; prints seconds and megabytes."""
-    # Files beside this one have names of packages that transformers looks for.
+    """Trace GPT-2 small in this process, and print seconds and megabytes."""
+    # Files beside this one have names of packages that transformers imports.
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
     import transformers
 
@@ -84,7 +84,16 @@ def load_digits():
 
 
 def train(width, rate, scaled, seed, data, steps=60):
-    """Return the loss over all digits after some steps."""
+    """Return the loss over all digits after some steps.
+
+    Args:
+        width: The width of the MLP.
+        rate: The learning rate.
+        scaled: Whether to use muP.
+        seed: The seed.
+        data: Images and digits.
+        steps: The number of steps.
+    """
     x, y = data
     torch.manual_seed(seed)
     net = make_mlp(width)
@@ -143,7 +152,7 @@ def sweep_rows(results):
 
 
 def step_rows():
-    """Heads in one call against a loop over separate matrices, and a step that was given axes against one without."""
+    """Return rows for heads in one call against a loop over matrices, and for a step with axes against one without."""
     torch.manual_seed(0)
     heads, size, model = 36, 64, 768
     net = nn.Sequential(nn.Linear(model, heads * size, bias=False), nn.Linear(heads * size, 2, bias=False))
@@ -163,9 +172,9 @@ def step_rows():
         loop.step()
 
     times = interleaved({"whole": step_whole, "parts": step_parts}, rounds=7, number=1)
-    plain, known = copy.deepcopy(net), copy.deepcopy(net)
-    opts = [mo.Optimizer(plain, *presets.adamw()), mo.Optimizer(known, *presets.adamw(), axes=axes)]
-    for param in (*plain.parameters(), *known.parameters()):
+    plain, traced = copy.deepcopy(net), copy.deepcopy(net)
+    opts = [mo.Optimizer(plain, *presets.adamw()), mo.Optimizer(traced, *presets.adamw(), axes=axes)]
+    for param in (*plain.parameters(), *traced.parameters()):
         param.grad = torch.randn_like(param)
     steps = interleaved({"plain": opts[0].step, "axes": opts[1].step}, rounds=15)
     return [

@@ -38,8 +38,8 @@ from moduli.evolve import CMAES, DE, PSO, Polish
 PRECISION = 1e-8
 
 
-def told(make):
-    """A search of ours."""
+def make_runner(make):
+    """Return a solver that runs a search of moduli until its budget is spent."""
 
     def run(problem, start, target, budget, seed):
         descend(make(torch.from_numpy(start), seed=seed, target=target, max_evaluations=budget), problem)
@@ -47,8 +47,8 @@ def told(make):
     return run
 
 
-def polished(make):
-    """A search of ours for four fifths of the budget, and a descent from what it has found, as `search(polish=True)` does."""
+def make_polished_runner(make):
+    """Return a solver that runs a search for four fifths of the budget, and then a descent, as `search(polish=True)`."""
 
     def run(problem, start, target, budget, seed):
         first = make(torch.from_numpy(start), seed=seed, target=target, max_evaluations=budget - budget // 5, tol=0.01)
@@ -62,13 +62,21 @@ def polished(make):
 
 
 def descend(search, problem):
-    """Ask and tell until there is a reason to stop."""
+    """Run a search until it has a reason to stop."""
     while not search.should_stop():
         search.tell(problem(search.ask().numpy().tolist()))
 
 
 def pycma(problem, start, target, budget, seed):
-    """Hansen's own CMA-ES."""
+    """Run pycma's CMA-ES.
+
+    Args:
+        problem: The function of `ioh`.
+        start: The first mean.
+        target: The value at which to stop.
+        budget: The largest number of evaluations.
+        seed: The seed.
+    """
     import cma
 
     options = {"verbose": -9, "seed": seed + 1, "ftarget": target, "maxfevals": budget, "tolfun": 0, "tolfunhist": 0}
@@ -79,7 +87,7 @@ def pycma(problem, start, target, budget, seed):
 
 
 def pycma_bipop(problem, start, target, budget, seed):
-    """Its restarts with two regimes of populations, which begin anywhere in [-4, 4]ⁿ."""
+    """Run pycma with BIPOP restarts that begin anywhere in [-4, 4]ⁿ; the arguments are those of `pycma`."""
     import cma
 
     drawn, starts = np.random.default_rng(seed), [start]
@@ -93,7 +101,7 @@ def pycma_bipop(problem, start, target, budget, seed):
 
 
 def scipy_de(problem, start, target, budget, seed, polish=False):
-    """SciPy's differential evolution as it comes, with its population of 15 for each dimension."""
+    """Run SciPy's differential evolution with its defaults; the arguments are those of `pycma`, and `polish` as in SciPy."""
     from scipy.optimize import differential_evolution
 
     box = [(-5.0, 5.0)] * len(start)
@@ -102,11 +110,17 @@ def scipy_de(problem, start, target, budget, seed, polish=False):
 
 
 class Spent(Exception):
-    """The target is reached, or the budget spent."""
+    """Raised when the target is reached or the budget is spent."""
 
 
 def limit(problem, target, budget):
-    """The function, which ends a solver that does not know its target or budget."""
+    """Return a function that raises Spent at the target or budget, for solvers without such an option.
+
+    Args:
+        problem: The function of `ioh`.
+        target: The value at which to stop.
+        budget: The largest number of evaluations.
+    """
 
     def call(x):
         if problem.state.evaluations >= budget or problem.state.current_best.y <= target:
@@ -117,7 +131,7 @@ def limit(problem, target, budget):
 
 
 def nevergrad(problem, start, target, budget, seed):
-    """nevergrad's CMA, an object for each member."""
+    """Run nevergrad's CMA, with an object for each member; the arguments are those of `pycma`."""
     import nevergrad as ng
 
     parametrization = ng.p.Array(init=start).set_mutation(sigma=2.0)
@@ -129,7 +143,7 @@ def nevergrad(problem, start, target, budget, seed):
 
 
 def evox(problem, start, target, budget, seed):
-    """EvoX's CMA-ES, with its own default population."""
+    """Run EvoX's CMA-ES with its default population; the arguments are those of `pycma`."""
     from evox.algorithms import CMAES as Theirs
     from evox.core import Problem
     from evox.workflows import EvalMonitor, StdWorkflow
@@ -138,7 +152,7 @@ def evox(problem, start, target, budget, seed):
         def evaluate(self, pop):
             return torch.tensor(problem(pop.tolist()))
 
-    # In double precision like everyone; this torch refuses its `torch.cond`, so it gets an ordinary `if`.
+    # In double precision like the others; this torch refuses its `torch.cond`, which is replaced by an ordinary `if`.
     torch.set_default_dtype(torch.float64)
     torch.cond = lambda test, yes, no, args=(): yes(*args) if bool(test) else no(*args)
     torch.manual_seed(seed)
@@ -153,14 +167,14 @@ def evox(problem, start, target, budget, seed):
 BOX = {"bounds": (-5.0, 5.0)}
 SHADE = {"strategy": "current-to-pbest/1", "adapt": "shade"}
 METHODS = {
-    "CMAES": told(lambda x, **o: CMAES(x, sigma=2.0, tol=1e-14, **o)),
-    "CMAES bipop": told(lambda x, **o: CMAES(x, sigma=2.0, restarts="bipop", restart_region=(-4.0, 4.0), **o)),
-    "DE": told(lambda x, **o: DE(x, **BOX, **o)),
-    "SHADE": told(lambda x, **o: DE(x, **SHADE, **BOX, **o)),
-    "L-SHADE": told(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
-    "DE polish": polished(lambda x, **o: DE(x, **BOX, **o)),
-    "L-SHADE polish": polished(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
-    "PSO": told(lambda x, **o: PSO(x, population=30, spread=2.0, **o)),
+    "CMAES": make_runner(lambda x, **o: CMAES(x, sigma=2.0, tol=1e-14, **o)),
+    "CMAES bipop": make_runner(lambda x, **o: CMAES(x, sigma=2.0, restarts="bipop", restart_region=(-4.0, 4.0), **o)),
+    "DE": make_runner(lambda x, **o: DE(x, **BOX, **o)),
+    "SHADE": make_runner(lambda x, **o: DE(x, **SHADE, **BOX, **o)),
+    "L-SHADE": make_runner(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
+    "DE polish": make_polished_runner(lambda x, **o: DE(x, **BOX, **o)),
+    "L-SHADE polish": make_polished_runner(lambda x, **o: DE(x, **SHADE, shrink=True, **BOX, **o)),
+    "PSO": make_runner(lambda x, **o: PSO(x, population=30, spread=2.0, **o)),
     "pycma": pycma,
     "pycma bipop": pycma_bipop,
     "SciPy DE": scipy_de,
@@ -174,7 +188,7 @@ SOLVED = ["CMAES", "pycma", "EvoX CMAES", "nevergrad CMA"]
 
 
 def run_one(task):
-    """One run: (succeeded, evaluations, share of targets)."""
+    """Run one task; return whether it succeeded, its evaluations, and its share of targets."""
     import ioh
 
     name, function, dim, instance, budget = task
@@ -188,32 +202,47 @@ def run_one(task):
 
 
 def measure(names, dim, functions, instances, budget, pool):
-    """All runs of one dimension, by method and function, one for each instance."""
+    """Return the runs of one dimension by method and function, one for each instance.
+
+    Args:
+        names: The methods.
+        dim: The dimension.
+        functions: The numbers of the functions.
+        instances: The numbers of the instances.
+        budget: The evaluations per dimension.
+        pool: The pool of processes.
+    """
     runs = {}
     for name in names:
         tasks = [(name, f, dim, instance, budget * dim) for f in functions for instance in instances]
-        found = pool.map(run_one, tasks, chunksize=1)
+        results = pool.map(run_one, tasks, chunksize=1)
         count = len(instances)
-        runs[name] = {f: found[i * count : (i + 1) * count] for i, f in enumerate(functions)}
-        solved = sum(done for done, _, _ in found)
-        print(f"{dim} dimensions, {name}: {solved} of {len(found)} solved", file=sys.stderr, flush=True)
+        runs[name] = {f: results[i * count : (i + 1) * count] for i, f in enumerate(functions)}
+        solved = sum(done for done, _, _ in results)
+        print(f"{dim} dimensions, {name}: {solved} of {len(results)} solved", file=sys.stderr, flush=True)
     return runs
 
 
 def cell(runs):
-    """Successes, and the median of their evaluations."""
+    """Return the number of successes and the median of their evaluations, as text."""
     solved = [evaluations for done, evaluations, _ in runs if done]
     return f"{len(solved)}/{len(runs)}" + (f" {statistics.median(solved):.0f}" if solved else "")
 
 
 def ratio(ours, theirs):
-    """Median evaluations of ours by theirs, where they solve more than half."""
+    """Return the ratio of median evaluations as text, if the peer solves more than half."""
     a, b = ([evaluations for done, evaluations, _ in runs if done] for runs in (ours, theirs))
     return f"{statistics.median(a) / statistics.median(b):.2f}" if a and 2 * len(b) > len(theirs) else "-"
 
 
 def tabulate_solved(dim, runs, first):
-    """Runs that came within 1e-8, one row for each function."""
+    """Return a table of runs that came within 1e-8, with a row for each function.
+
+    Args:
+        dim: The dimension.
+        runs: The result of `measure`.
+        first: The first instance.
+    """
     names, functions = list(runs), list(next(iter(runs.values())))
     compare = "CMAES" in names and "pycma" in names
     lines = [f"| {dim} dimensions | {' | '.join(names)} |" + (" CMAES / pycma |" if compare else "")]
@@ -222,28 +251,34 @@ def tabulate_solved(dim, runs, first):
         cells = [cell(runs[name][f]) for name in names]
         cells += [ratio(runs["CMAES"][f], runs["pycma"][f])] if compare else []
         lines.append(f"| f{f} | {' | '.join(cells)} |")
-    every = {name: [run for found in runs[name].values() for run in found] for name in names}
-    total = [f"{sum(done for done, _, _ in found)}/{len(found)}" for found in every.values()]
+    every = {name: [run for results in runs[name].values() for run in results] for name in names}
+    total = [f"{sum(done for done, _, _ in results)}/{len(results)}" for results in every.values()]
     lines.append(f"| all | {' | '.join(total)} |" + (" |" if compare else ""))
     return "\n".join(lines)
 
 
 def tabulate_targets(dim, runs, first):
-    """The share of targets reached, one row for each method: by instance, then the mean and its standard error."""
+    """Return a table of the share of targets reached, with a row for each method.
+
+    Args:
+        dim: The dimension.
+        runs: The result of `measure`.
+        first: The first instance.
+    """
     seeds = len(next(iter(next(iter(runs.values())).values())))
     lines = [
         f"| {dim} dimensions | {' | '.join(f'instance {first + i}' for i in range(seeds))} | mean | standard error |"
     ]
     lines.append("|---|" + "---|" * (seeds + 2))
-    for name, found in runs.items():
-        shares = np.array([[share for _, _, share in cells] for cells in found.values()]).mean(0)
+    for name, by_function in runs.items():
+        shares = np.array([[share for _, _, share in cells] for cells in by_function.values()]).mean(0)
         error = f"{shares.std(ddof=1) / np.sqrt(seeds):.3f}" if seeds > 1 else "-"
         lines.append(f"| {name} | {' | '.join(f'{s:.3f}' for s in shares)} | {shares.mean():.3f} | {error} |")
     return "\n".join(lines)
 
 
 def main(argv):
-    """Make the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description="Targets reached, success rates and evaluations of searches on BBOB.")
     parser.add_argument("--dims", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--functions", type=int, nargs="+", default=list(range(1, 25)))
@@ -258,12 +293,12 @@ def main(argv):
     tabulate = tabulate_solved if options.solved else tabulate_targets
     instances = range(options.first, options.first + options.seeds)
     with multiprocessing.get_context("fork").Pool(options.workers) as pool:
-        made = [
+        tables = [
             tabulate(dim, measure(names, dim, options.functions, instances, options.budget, pool), options.first)
             for dim in options.dims
         ]
     head = f"{options.seeds} instances of each function, {options.budget} evaluations per dimension:"
-    print("\n\n".join([head, *made]))
+    print("\n\n".join([head, *tables]))
 
 
 if __name__ == "__main__":

@@ -66,14 +66,14 @@ def read_text():
 
 
 def split(net):
-    """The matrices of hidden layers, and all other parameters."""
+    """Return the matrices of hidden layers, and all other parameters."""
     hidden = [p for name, p in net.named_parameters() if p.dim() == 2 and "embed" not in name and "head" not in name]
     taken = set(map(id, hidden))
     return hidden, [p for p in net.parameters() if id(p) not in taken]
 
 
 class Both:
-    """Two optimizers as one."""
+    """Two optimizers that step together."""
 
     def __init__(self, *optimizers):
         self.optimizers = optimizers
@@ -169,7 +169,13 @@ CASES = {
 
 
 def train(makers, seed, steps):
-    """The losses and the times of steps of each optimizer, which take turns."""
+    """Return the losses and the times of steps of each optimizer; optimizers take turns.
+
+    Args:
+        makers: Functions that make the optimizers, by name.
+        seed: The seed of the model and the batches.
+        steps: The number of steps.
+    """
     letters, text = read_text()
     runs, losses, times = {}, {}, {}
     for name, make in makers.items():
@@ -200,7 +206,14 @@ def train(makers, seed, steps):
 
 
 def measure(kind, libraries, seeds, steps):
-    """For each optimizer of a kind the final loss by seed, and the median time of a step."""
+    """Return the final losses by seed and the median time of a step, for each optimizer of a kind.
+
+    Args:
+        kind: The key of `CASES`.
+        libraries: The installed libraries, by name.
+        seeds: The number of seeds.
+        steps: The number of steps.
+    """
     finals, clocks = {}, {}
     for seed in range(seeds):
         losses, times = train(dict(CASES[kind](libraries)), seed, steps)
@@ -213,7 +226,7 @@ def measure(kind, libraries, seeds, steps):
 
 
 def compare(finals, peer):
-    """The difference of mean losses, and how large it may be."""
+    """Return the difference of mean losses, and its limit."""
     ours, theirs = finals["moduli"], finals[peer]
     difference = statistics.mean(ours) - statistics.mean(theirs)
     if len(ours) < 2:
@@ -242,7 +255,7 @@ def table(seeds=3, steps=150, kinds=tuple(CASES)):
                 rows.append(
                     {"name": title, "value": difference, "bar": bar, "unit": "nats", "ok": abs(difference) <= bar}
                 )
-        # Products in bfloat16 are compared with such products.
+        # Optimizers with products in bfloat16 are compared with each other.
         for ending in ("", ", in bfloat16"):
             alike = [value for name, value in clocks.items() if name.endswith(", in bfloat16") == bool(ending)]
             ours = clocks.get(f"moduli{ending}")
@@ -260,9 +273,9 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", default=list(CASES))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    for row in table(given.seeds, given.steps, given.only):
+    for row in table(arguments.seeds, arguments.steps, arguments.only):
         print(
             f"{row['name']:56} {row['value']:.4f} {row['unit']} (at most {row['bar']:.4f}) {'' if row['ok'] else 'MISSED'}"
         )

@@ -49,7 +49,7 @@ def pycma(dim):
 
 
 def cyber(dim):
-    """The package `cmaes`, which is asked for one member at a time."""
+    """Return a generation of the package `cmaes`, which proposes one member at a time."""
     from cmaes import CMA
 
     es = CMA(mean=np.ones(dim), sigma=1.0, population_size=N)
@@ -98,7 +98,7 @@ def generations():
 
 
 def small_dimensions():
-    """CMA-ES as people use it on few numbers: runs of 60 generations with the default population, and whether to stop asked."""
+    """Return rows for CMA-ES on few variables: runs of 60 generations with the default population and stopping criteria."""
     from cmaes import CMA
 
     rows = []
@@ -146,7 +146,7 @@ print((peak() - before) * 1024 / sum(p.numel() * p.element_size() for p in net.p
 
 def memory():
     source = str(Path(__file__).resolve().parent.parent / "src")
-    # Vectors of this size are mapped and unmapped one by one, so that what the C library keeps back is not counted.
+    # Vectors of this size are allocated by mmap, so that memory kept by the C library is not counted.
     env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     done = subprocess.run([sys.executable, "-c", MEMORY], env=env, capture_output=True, text=True, check=True)
     return [
@@ -223,7 +223,7 @@ for rank in (None, 1):
 
 
 def ray_members():
-    """Members of ten million parameters, made by two Ray actors from seeds; sent as rows it were 7.4 a second."""
+    """Return a row for members of ten million parameters, made by two Ray actors from seeds (as rows: 7.4 per second)."""
     source = str(Path(__file__).resolve().parent.parent / "src")
     env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SEEDS], env=env, capture_output=True, text=True, check=True)

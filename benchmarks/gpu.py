@@ -36,12 +36,18 @@ def torch_fused(params):
 
 
 def count_step(make, shapes, form):
-    """What a third step would launch, copy and allocate on a GPU, by fake tensors: `make` makes a step of parameters."""
+    """Return the launches, copies and allocations of a third step on fake GPU tensors, and of generated kernels.
+
+    Args:
+        make: A function of the parameters that returns a step.
+        shapes: The shapes of the parameters.
+        form: The value of `MODULI_KERNELS`.
+    """
     with mock.patch.dict("os.environ", MODULI_KERNELS=form), open_fake_device("cuda"):
         step = make(make_parameters(shapes, "cuda"))
         step()
         with Launches():
-            step()  # a mode that watches is another plan
+            step()  # under a mode a step has another plan
         with Launches() as seen, kernels.watch_launches() as generated:
             step()
     return seen.cost, generated

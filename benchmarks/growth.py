@@ -30,22 +30,22 @@ def table():
         opt = mo.Optimizer(large, m.Adam(), m.LR(1e-3))
         step(large, opt)
         moments = [dict(row) for row in opt.link("Adam").rows.values()]
-        made = []
+        models = []
 
-        def prepare(net=net, adopt=adopt, made=made):
-            """A trained model for each growth, made before the clock runs."""
+        def prepare(net=net, adopt=adopt, models=models):
+            """Make a trained model for one growth, before the clock runs."""
             one = adopt(copy.deepcopy(net))
             relative = one.clone() if isinstance(one, mo.Module) or hasattr(one, "clone") else None
             own = mo.Optimizer(one, m.Adam(), m.LR(1e-3))
             step(one, own)
-            made.append((one, own, relative))
+            models.append((one, own, relative))
 
         rounds = 9
         for _ in range(rounds + 4):
             prepare()
 
-        def grow(made=made, axes=axes, sizes=sizes):
-            one, own, _ = made.pop()
+        def grow(models=models, axes=axes, sizes=sizes):
+            one, own, _ = models.pop()
             mo.particles.grow(one, sizes, axes)
             own.zero_grad()
             return own.param_groups, one

@@ -19,7 +19,7 @@ PROGRAMS = {
 
 
 def cpu_time(program: str) -> float:
-    """Seconds of user and system time that a fresh interpreter takes for a program."""
+    """Return the seconds of user and system time that a new interpreter takes for a program."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
     before = os.times()
     subprocess.run([sys.executable, "-c", program], check=True, env=env)

@@ -137,7 +137,13 @@ print(time.perf_counter() - began)
 
 
 def merged(directory, gigabytes, rounds=3):
-    """A merge of two checkpoints of a size against reading and writing the same bytes, in processes that take turns."""
+    """Return rows for a merge of two checkpoints against reading and writing the same bytes, in processes that take turns.
+
+    Args:
+        directory: A directory for the files.
+        gigabytes: The size of each checkpoint.
+        rounds: The number of turns.
+    """
     places = [directory / name for name in ("first", "second", "out")]
     for seed, place in enumerate(places[:2]):
         write_checkpoint(place, gigabytes, seed)

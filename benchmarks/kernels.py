@@ -59,7 +59,7 @@ def form(value: str) -> Iterator[None]:
 
 
 def interleaved(*candidates: Callable[[], object], seconds: float = 2.0) -> list[float]:
-    """Median seconds of each candidate, run in turn until the time is up."""
+    """Return the median seconds of each candidate; candidates take turns until the time is over."""
     times: list[list[float]] = [[] for _ in candidates]
     for candidate in candidates:
         candidate()
@@ -76,12 +76,12 @@ Candidates = dict[str, tuple[list[torch.nn.Parameter], Callable[[], object]]]
 
 
 def adam_pair(shapes: list[tuple[int, ...]], **options: bool) -> Candidates:
-    """torch's step and ours, each with parameters of its own."""
+    """Return torch's step and the fused one, each with its own parameters."""
     theirs, params = ([torch.nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2))
     reference = torch.optim.Adam(theirs, **options)
     moments = [[torch.zeros(shape) for shape in shapes] for _ in range(2)]
     fused = kernels.fuse(adam, inplace=("p", "m", "v"), private=("m", "v"))
-    bound = fused.bind(m=moments[0], v=moments[1])  # as an optimizer holds its moments
+    bound = fused.bind(m=moments[0], v=moments[1])  # as optimizers bind their moments
     count = 0
 
     def step() -> None:
@@ -98,7 +98,7 @@ def row(name: str, value: float, bar: float, unit: str) -> dict[str, object]:
 
 
 def chain_pair(shapes: list[tuple[int, ...]], **options: bool) -> Candidates:
-    """Clipping and torch's AdamW, and the same as a chain of links."""
+    """Return clipping with torch's AdamW, and the same as a chain of links."""
     lists = [[torch.nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2)]
     reference = torch.optim.AdamW(lists[0], lr=1e-3, weight_decay=0.01, **options)
     links = [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-3)]
@@ -112,7 +112,13 @@ def chain_pair(shapes: list[tuple[int, ...]], **options: bool) -> Candidates:
 
 
 def compare(pair: Candidates, which: str, shapes: list[tuple[int, ...]]) -> float:
-    """Our step by torch's, with new gradients at every step."""
+    """Return the time of the second step relative to the first, with new gradients at every step.
+
+    Args:
+        pair: The steps to compare.
+        which: The form of kernels, as in `form`.
+        shapes: The shapes of the parameters.
+    """
     numbers = sum(torch.Size(shape).numel() for shape in shapes)
     with form(which):
         times = time_steps(pair, steps=max(1, 2_000_000 // (numbers + 2_000 * len(shapes))))
@@ -140,7 +146,7 @@ def foreach_rows() -> list[dict[str, object]]:
 
 
 def combination_shapes() -> list[tuple[int, ...]]:
-    """75 tensors, 10.9 million parameters."""
+    """Return 75 shapes with 10.9 million elements."""
     shapes: list[tuple[int, ...]] = [(512, 288), (512,), (288,)] * 25
     rest = 10_900_000 - sum(torch.Size(s).numel() for s in shapes)
     return [(rest // 512 + 288, 512), *shapes[1:]]
@@ -176,7 +182,7 @@ print(time.perf_counter() - start)
 
 
 def start_rows() -> list[dict[str, object]]:
-    """The first call in a fresh process: tracing, compiling or loading, checking 4000 tensors, running."""
+    """Return rows for the first call in a new process: tracing, compiling or loading, checking 4000 tensors, running."""
     cold, cached = [], []
     for _ in range(5):
         with tempfile.TemporaryDirectory() as cache:
@@ -205,7 +211,7 @@ print(time.perf_counter() - start)
 
 
 def first_step_row() -> dict[str, object]:
-    """The first step of an optimizer in a fresh process whose kernels were compiled by another one."""
+    """Return a row for the first step of an optimizer in a new process, with kernels compiled by another one."""
     times = []
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "MODULI_KERNELS_CACHE": cache, "MODULI_KERNELS": "c", "PYTHONPATH": str(ROOT / "src")}
@@ -217,7 +223,7 @@ def first_step_row() -> dict[str, object]:
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operations that an accelerator runs; what only makes or looks at tensors is none."""
+    """A mode that counts the operations that an accelerator runs, without views and allocations."""
 
     FREE = ("device", "empty", "new_empty", "view", "detach", "alias", "as_strided", "split", "lift_fresh", "reshape")
 
@@ -234,7 +240,7 @@ class Launches(TorchDispatchMode):
 
 
 def launch_rows() -> list[dict[str, object]]:
-    """Launches of a step on a fake accelerator, on which reading a number back raises."""
+    """Return rows for the launches of a step on a fake accelerator, where reading a value back raises."""
     rows = []
     for count in (4, 400):
         with form("foreach"), FakeTensorMode():
@@ -250,7 +256,7 @@ def launch_rows() -> list[dict[str, object]]:
 
 
 def overhead_rows() -> list[dict[str, object]]:
-    """The cost of a call beside its arithmetic: tensors of one element, twenty calls in a row."""
+    """Return rows for the overhead of a call: tensors of one element, twenty calls in a row."""
     rows = []
     fused = kernels.fuse(lambda p, g, lr: p - lr * g, inplace="p")
     with form("c"), torch.no_grad():
@@ -275,7 +281,7 @@ def overhead_rows() -> list[dict[str, object]]:
 
 
 def table() -> list[dict[str, object]]:
-    """Every bar of the room: name, value, bar, unit, and whether it holds."""
+    """Return all rows: name, value, bar, unit, and whether the bar is met."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

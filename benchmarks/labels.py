@@ -37,7 +37,7 @@ BARS = {
 
 
 class Dispatched:
-    """The least that a class can do for ``torch.matmul``: what torch itself takes to call it is no labels' fault."""
+    """A minimal class with `__torch_function__`, to measure the overhead of torch's dispatch."""
 
     __slots__ = ("data",)
 
@@ -83,7 +83,7 @@ def raw_chain(a, b, turned, index):
 
 
 def pairs(n):
-    """For each claim the labelled and the raw form."""
+    """Return for each claim the labelled and the raw form."""
     a, b, turned, other, (p, q) = operands(n)
     x, y, z, w = a.data, b.data, turned.data, other.data
     u, v = p.data, q.data
@@ -115,7 +115,7 @@ def pairs(n):
 
 
 def qten_pairs(n):
-    """The same claims in qten, whose axes have no names."""
+    """Return the same claims in qten, whose axes have no names."""
     from qten.linalg.tensors import Tensor
     from qten.symbolics.state_space import IndexSpace, StateSpace
 
@@ -136,7 +136,7 @@ def table():
 
 
 def measure():
-    """Each row as soon as it is measured."""
+    """Yield each row when it is measured."""
     torch.set_num_threads(1)
     for place, n in enumerate((8, 512)):
         peers = qten_pairs(n) if find_spec("qten") else {}
@@ -148,14 +148,14 @@ def measure():
             yield row(f"{name}, {n}x{n}: labelled / raw", times["labelled"] / times["raw"], BARS[name][place])
             if "qten" in times:
                 yield row(f"{name}, {n}x{n}: qten / raw", times["qten"] / times["raw"], None)
-    made = interleaved({"space": lambda: mo.Space(10**7)})["space"] * 1e6
-    yield row("Space(10**7)", made, 10.0, "us")
+    microseconds = interleaved({"space": lambda: mo.Space(10**7)})["space"] * 1e6
+    yield row("Space(10**7)", microseconds, 10.0, "us")
     yield from many_labels()
     yield row("import moduli after import torch", import_seconds(), 0.3, "s")
 
 
 def many_labels(n=10**6):
-    """An axis of many labels, and the first sum with one in another order, against a Series of pandas."""
+    """Return rows for an axis of many labels and its first sum with one in another order, against a pandas Series."""
     if not find_spec("pandas"):
         return []
     import pandas
@@ -171,8 +171,8 @@ def many_labels(n=10**6):
         "pairs": [(i // 1000, i % 1000) for i in range(n)],
     }
     built = []
-    for kind, given in kinds.items():
-        candidates = {"ours": lambda g=given: mo.Space(g), "theirs": lambda g=given: pandas.Index(g).is_unique}
+    for kind, entries in kinds.items():
+        candidates = {"ours": lambda g=entries: mo.Space(g), "theirs": lambda g=entries: pandas.Index(g).is_unique}
         best = {
             name: min(timeit.repeat(make, number=1, repeat=3, timer=time.process_time))
             for name, make in candidates.items()
@@ -208,7 +208,7 @@ def many_labels(n=10**6):
 
 
 def import_seconds():
-    """What `import moduli` adds to `import torch`, each time in a new process."""
+    """Return the seconds that `import moduli` adds to `import torch`, in new processes."""
     program = "import torch, time; t = time.perf_counter(); import moduli; print(time.perf_counter() - t)"
     runs = [
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(5)

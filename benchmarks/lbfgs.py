@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread for everyone, also for NumPy and SciPy
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread, also for NumPy and SciPy
 
 import numpy as np
 import scipy.optimize
@@ -42,11 +42,11 @@ LIMIT = 12_000
 
 
 class _Reached(Exception):
-    """Ends a run at the evaluation that is near enough."""
+    """Raised at the evaluation that reaches the tolerance, to end a run."""
 
 
 class Meter:
-    """The loss, counted and watched: the same few microseconds for everyone."""
+    """The loss with a counter that ends the run, with the same overhead for every solver."""
 
     def __init__(self, loss: Loss, minima: tuple[float, ...]) -> None:
         self.loss, self.minima = loss, minima
@@ -66,7 +66,7 @@ class Meter:
 
 
 def ours(meter: Meter, x0: Tensor) -> None:
-    """A moduli chain."""
+    """Run a chain of moduli."""
     w = torch.nn.Parameter(x0.clone())
     opt = mo.Optimizer([w], m.LBFGS(history_size=HISTORY), m.StrongWolfe())
     closure = mo.closure(lambda: meter(w), fixed=True)
@@ -75,7 +75,7 @@ def ours(meter: Meter, x0: Tensor) -> None:
 
 
 def torchs(meter: Meter, x0: Tensor) -> None:
-    """Torch's optimizer, all of it in one step."""
+    """Run torch's optimizer, which iterates in one step."""
     w = torch.nn.Parameter(x0.clone())
     opt = torch.optim.LBFGS(
         [w], history_size=HISTORY, line_search_fn="strong_wolfe", max_iter=LIMIT, max_eval=LIMIT,
@@ -92,7 +92,7 @@ def torchs(meter: Meter, x0: Tensor) -> None:
 
 
 def scipys(meter: Meter, x0: Tensor) -> None:
-    """SciPy's L-BFGS-B with torch's gradients."""
+    """Run SciPy's L-BFGS-B with torch's gradients."""
 
     def both(x: np.ndarray) -> tuple[float, np.ndarray]:
         w = torch.from_numpy(x.copy()).view(x0.shape).requires_grad_()
@@ -105,13 +105,13 @@ def scipys(meter: Meter, x0: Tensor) -> None:
 
 
 def torchmins(meter: Meter, x0: Tensor) -> None:
-    """pytorch-minimize's l-bfgs."""
+    """Run pytorch-minimize's l-bfgs."""
     options = {"history_size": HISTORY, "gtol": 0.0, "xtol": 0.0}
     torchmin.minimize(meter, x0, method="l-bfgs", max_iter=LIMIT, options=options)
 
 
 def torchzeros(meter: Meter, x0: Tensor) -> None:
-    """The same chain in torchzero."""
+    """Run the same chain in torchzero."""
     w = torch.nn.Parameter(x0.clone())
     opt = torchzero.Optimizer([w], torchzero.m.LBFGS(history_size=HISTORY), torchzero.m.StrongWolfe())
 
@@ -127,18 +127,18 @@ def torchzeros(meter: Meter, x0: Tensor) -> None:
 
 
 def rosenbrock(x: Tensor) -> Tensor:
-    """The chained Rosenbrock function."""
+    """Return the value of the chained Rosenbrock function."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def rosenbrock_start(n: int, seed: int) -> Tensor:
-    """The standard start, and for other seeds points near it."""
+    """Return the standard start for seed 0, and points near it for other seeds."""
     noise = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.tensor([-1.2, 1.0], dtype=torch.float64).repeat(n // 2) + 0.1 * noise * (seed > 0)
 
 
 def digits() -> tuple[Loss, float]:
-    """Logistic regression of handwritten digits with a small penalty, and its least value (see moduli.lab.problems)."""
+    """Return the loss of logistic regression on handwritten digits, and its minimum (see moduli.lab.problems)."""
     from sklearn.datasets import load_digits
 
     from moduli.lab.problems import DigitsLogistic
@@ -154,12 +154,12 @@ def digits() -> tuple[Loss, float]:
 
 
 def digits_start(seed: int) -> Tensor:
-    """Weights near zero."""
+    """Return weights near zero."""
     return 0.01 * torch.randn(65, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def contenders() -> dict[str, Callable[[Meter, Tensor], None]]:
-    """Everyone who is installed."""
+    """Return the installed solvers, by name."""
     out = {"moduli": ours, "torch": torchs, "scipy": scipys}
     if torchmin is not None:
         out["pytorch-minimize"] = torchmins
@@ -169,10 +169,17 @@ def contenders() -> dict[str, Callable[[Meter, Tensor], None]]:
 
 
 def race(loss: Loss, minima: tuple[float, ...], starts: list[Tensor], names: list[str]) -> list[dict[str, Any]]:
-    """For each start (seconds, evaluations) by name; only starts from which everyone reached one minimum."""
-    known, rows = contenders(), []
+    """Return for each start the seconds and evaluations by solver; only starts from which all reach the same minimum.
+
+    Args:
+        loss: The loss.
+        minima: The values of its minima.
+        starts: The starts.
+        names: The solvers.
+    """
+    solvers, rows = contenders(), []
     for turn, x0 in enumerate(starts):
-        row, found = {}, set()
+        row, minima_reached = {}, set()
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             meter = Meter(loss, minima)
@@ -180,17 +187,17 @@ def race(loss: Loss, minima: tuple[float, ...], starts: list[Tensor], names: lis
             gc.disable()
             began = time.process_time()
             with contextlib.suppress(_Reached):
-                known[name](meter, x0)
+                solvers[name](meter, x0)
             row[name] = (time.process_time() - began, meter.count)
             gc.enable()
-            found.add(meter.found)
-        if len(found) == 1 and None not in found:
+            minima_reached.add(meter.found)
+        if len(minima_reached) == 1 and None not in minima_reached:
             rows.append(row)
     return rows
 
 
 def table(starts: int = 10) -> list[dict[str, Any]]:
-    """The rows for `run.py`."""
+    """Return the rows for `run.py`."""
     torch.set_num_threads(1)
     everyone = list(contenders())
     loss, least = digits()

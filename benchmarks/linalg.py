@@ -76,10 +76,10 @@ def table():
     times = interleaved({"cg": lambda: cg(operator, c), "plain": lambda: plain_cg(A, c, iterations)})
     rows.append(ratio(f"conjugate gradients, {iterations} iterations of 300", times, "cg", "plain", 2.0))
 
-    known = Eigendecomposition.of(A - 2 * torch.eye(300, dtype=torch.float64))
-    matrix = known.to_dense()
+    decomposition = Eigendecomposition.of(A - 2 * torch.eye(300, dtype=torch.float64))
+    matrix = decomposition.to_dense()
     times = interleaved(
-        {"again": lambda: trust_exact(known, c, 1.0), "first": lambda: trust_exact(matrix, c, 1.0)}, rounds=5
+        {"again": lambda: trust_exact(decomposition, c, 1.0), "first": lambda: trust_exact(matrix, c, 1.0)}, rounds=5
     )
     rows.append(ratio("exact trust-region step of 300 at another radius", times, "again", "first", 0.2))
     return rows

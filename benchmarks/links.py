@@ -25,7 +25,13 @@ STEPS = 10
 
 
 def steps(make, shapes, count):
-    """A function that makes some steps; the state is that of an optimizer that has already made some."""
+    """Return a function that makes some steps of an optimizer that has already made as many.
+
+    Args:
+        make: A function of the parameters that returns the optimizer.
+        shapes: The shapes of the parameters.
+        count: The number of steps of a call.
+    """
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.1) for shape in shapes]
     grads = [[torch.randn(p.shape, generator=generator) for p in params] for _ in range(STEPS)]
@@ -44,7 +50,7 @@ def steps(make, shapes, count):
 
 
 def turns(calls, rounds):
-    """Seconds of processor time per call: the median over rounds, in one thread, each beginning with another candidate."""
+    """Return the processor seconds per call: the median over rounds in one thread, each beginning with another candidate."""
     names, taken = list(calls), {name: [] for name in calls}
     gc.disable()
     for turn in range(rounds):
@@ -59,15 +65,15 @@ def turns(calls, rounds):
 
 
 def peers():
-    """The libraries that are installed, by name."""
-    found = {"torch": torch}
+    """Return the installed libraries, by name."""
+    libraries = {"torch": torch}
     for name in ("torchzero", "pytorch_optimizer", "heavyball"):
         with contextlib.suppress(ImportError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found[name] = __import__(name)
-    if "heavyball" in found:
-        found["heavyball"].utils.compile_mode = None
-    return found
+            libraries[name] = __import__(name)
+    if "heavyball" in libraries:
+        libraries["heavyball"].utils.compile_mode = None
+    return libraries
 
 
 def soap(libraries, every):
@@ -108,18 +114,18 @@ def shampoo(libraries, every):
 
 
 class InFloat32:
-    """An optimizer whose step finds that there is no bfloat16: for peers that have it built in, which this processor lacks."""
+    """An optimizer whose steps run without bfloat16, for peers that always use it, which this processor lacks."""
 
     def __init__(self, opt):
         self.opt = opt
 
     def step(self):
-        held = torch.Tensor.bfloat16
+        convert = torch.Tensor.bfloat16
         torch.Tensor.bfloat16 = lambda tensor, *args, **settings: tensor
         try:
             self.opt.step()
         finally:
-            torch.Tensor.bfloat16 = held
+            torch.Tensor.bfloat16 = convert
 
 
 def muon(libraries, every):
@@ -140,12 +146,12 @@ def muon(libraries, every):
         peers["heavyball"] = lambda p: hb.Muon(p, 1e-3, betas=(0.95, 0.99))
     for name, make in peers.items():
         yield f"{name}, in bfloat16 as it comes", make
-        if name != "pytorch_optimizer":  # which asks for bfloat16 in another way
+        if name != "pytorch_optimizer":  # which converts to bfloat16 by another function
             yield f"{name}, in float32", lambda p, make=make: InFloat32(make(p))
 
 
 def wide_muon(libraries, every):
-    """On the matrices of larger models, where bfloat16 takes minutes on a processor that lacks it."""
+    """Yield Muon on the matrices of larger models, where bfloat16 takes minutes on a processor that lacks it."""
     yield from ((name, make) for name, make in muon(libraries, every) if name in ("moduli", "torch, in float32"))
 
 
@@ -172,7 +178,7 @@ def psgd(libraries, every):
 
 
 CASES = (
-    # What, its candidates, shapes, how often it learns, steps per turn.
+    # Name, candidates, shapes, steps between updates of the preconditioner, steps per turn.
     ("SOAP", soap, ALL, 1, 3),
     ("SOAP", soap, ALL, 10, 10),
     ("Shampoo", shampoo, MATRICES, 1, 2),
@@ -180,7 +186,7 @@ CASES = (
     ("Muon", muon, MATRICES, 1, 1),
     ("Muon, 1024 x 1024", wide_muon, [(1024, 1024)], 1, 1),
     ("PSGD", psgd, MATRICES, 1, 5),
-    ("PSGD", psgd, MATRICES, 10, 30),  # by chance: many steps, so that each turn has about as many
+    ("PSGD", psgd, MATRICES, 10, 30),  # updates are random: many steps, so that each turn has about as many updates
 )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads would count twice
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads would be counted twice
 
 import numpy as np
 import scipy.optimize
@@ -51,15 +51,15 @@ OURS_DENSE = ("newton", "damped-newton", "trust-exact", "dogleg")
 
 
 class _Reached(Exception):
-    """Ends a run at the evaluation that is near enough."""
+    """Raised at the evaluation that reaches the tolerance, to end a run."""
 
 
 class _Spent(Exception):
-    """Ends a run that takes too long."""
+    """Raised when a run takes too long."""
 
 
 class Meter:
-    """The function; counts points."""
+    """The function with a counter of points."""
 
     def __init__(self, fun: Callable[[Tensor], Tensor], minima: tuple[float, ...]) -> None:
         self.fun, self.minima = fun, minima
@@ -80,13 +80,13 @@ class Meter:
 
 
 def moduli_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
-    """Our methods."""
+    """Return the methods of moduli."""
     names = OURS + (OURS_DENSE if dense else ())
     return {name: lambda fun, name=name: mo.minimize(fun, x0, name, tol=0.0, max_evals=10 * LIMIT) for name in names}
 
 
 def scipy_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
-    """SciPy's methods, with torch's derivatives."""
+    """Return SciPy's methods, with torch's derivatives."""
 
     def run(fun: Meter, method: str) -> None:
         def both(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -118,7 +118,7 @@ def scipy_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
 
 
 def torch_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
-    """torch.optim.LBFGS, with the history of ours and with its own."""
+    """Return torch.optim.LBFGS with the history size of moduli and with its default."""
 
     def run(fun: Meter, history: int) -> None:
         w = torch.nn.Parameter(x0.clone())
@@ -139,7 +139,7 @@ def torch_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
 
 
 def torchmin_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
-    """pytorch-minimize's methods."""
+    """Return pytorch-minimize's methods."""
     names = ["bfgs", "l-bfgs", "cg", "newton-cg", "trust-ncg", "trust-krylov"]
     names += ["newton-exact", "trust-exact", "dogleg"] if dense else []
     return {
@@ -149,7 +149,7 @@ def torchmin_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
 
 
 def torchzero_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
-    """Chains of torchzero."""
+    """Return chains of torchzero."""
     tz = torchzero.m
 
     def run(fun: Meter, *links: Any) -> None:
@@ -181,7 +181,7 @@ def torchzero_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]
 
 
 def libraries() -> dict[str, Callable[[Tensor, bool], dict[str, Callable[[Meter], Any]]]]:
-    """Everyone who is installed; we come first."""
+    """Return the installed libraries, moduli first."""
     out = {"moduli": moduli_runs, "SciPy": scipy_runs, "torch": torch_runs}
     if torchmin is not None:
         out["pytorch-minimize"] = torchmin_runs
@@ -193,7 +193,7 @@ def libraries() -> dict[str, Callable[[Tensor, bool], dict[str, Callable[[Meter]
 def measure(
     fun: Callable[[Tensor], Tensor], minima: tuple[float, ...], run: Callable[[Meter], Any], ours: bool
 ) -> int | None:
-    """Evaluations of one run; None where it ends elsewhere than at a minimum."""
+    """Return the evaluations of one run; None if it does not end at a minimum."""
     meter = Meter(fun, minima)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -206,12 +206,12 @@ def measure(
     except Exception:
         if ours:
             raise
-        return None  # a peer that breaks down has not reached anything
+        return None  # a peer that raises has not reached a minimum
     return None
 
 
 def counts() -> dict[str, dict[str, dict[str, int | None]]]:
-    """Evaluations by problem, library and method."""
+    """Return the evaluations by problem, library and method."""
     torch.set_num_threads(1)
     out: dict[str, dict[str, dict[str, int | None]]] = {}
     for name, (fun, x0, minima) in {**PROBLEMS, "digits, logistic": digits_logistic()}.items():
@@ -222,15 +222,15 @@ def counts() -> dict[str, dict[str, dict[str, int | None]]]:
     return out
 
 
-def best(found: dict[str, int | None]) -> tuple[int, str] | None:
-    """The fewest evaluations, and the method."""
-    return min(((count, how) for how, count in found.items() if count is not None), default=None)
+def best(runs: dict[str, int | None]) -> tuple[int, str] | None:
+    """Return the fewest evaluations and their method."""
+    return min(((count, how) for how, count in runs.items() if count is not None), default=None)
 
 
-def table(found: dict[str, dict[str, dict[str, int | None]]] | None = None) -> list[dict[str, Any]]:
-    """The rows for `run.py`."""
+def table(measured: dict[str, dict[str, dict[str, int | None]]] | None = None) -> list[dict[str, Any]]:
+    """Return the rows for `run.py`."""
     rows, within = [], 0
-    for name, by_library in (counts() if found is None else found).items():
+    for name, by_library in (counts() if measured is None else measured).items():
         mine = best(by_library["moduli"])
         peers = [(*b, who) for who, runs in by_library.items() if who != "moduli" and (b := best(runs)) is not None]
         if mine is None or not peers:
@@ -253,7 +253,7 @@ def table(found: dict[str, dict[str, dict[str, int | None]]] | None = None) -> l
 
 
 def quadratic_rows() -> list[dict[str, Any]]:
-    """BFGS on rotated quadratics of 20 numbers and condition 1e6 to a gradient of 1e-8, for three scales of the function."""
+    """Return rows for BFGS on rotated quadratics in 20 variables with condition 1e6, for three scales of the function."""
     rows = []
     for low, high in ((0, 6), (-3, 3), (-6, 0)):
         g = torch.Generator().manual_seed(0)
@@ -275,7 +275,7 @@ def quadratic_rows() -> list[dict[str, Any]]:
 
 
 def bounded_row() -> dict[str, Any]:
-    """Least squares with the optimum on a bound: points at which the residuals are evaluated."""
+    """Return a row for least squares with the optimum on a bound: the number of evaluated points."""
     t = torch.linspace(0, 3, 20, dtype=torch.float64)
     data = 2.5 * torch.exp(-1.3 * t) + 0.5
     points = set()
@@ -295,11 +295,11 @@ def bounded_row() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def page(found: dict[str, dict[str, dict[str, int | None]]]) -> str:
-    """The table of the best methods, and that of our methods, for the docs."""
+def page(measured: dict[str, dict[str, dict[str, int | None]]]) -> str:
+    """Return the tables of the best methods and of all methods of moduli, for the docs."""
     whos = list(libraries())
     lines = [f"| problem | {' | '.join(whos)} | ratio to the best peer |", "|---|" + "---|" * (len(whos) + 1)]
-    for name, by_library in found.items():
+    for name, by_library in measured.items():
         bests = {who: best(by_library[who]) for who in whos}
         mine, peers = bests["moduli"], [b[0] for who, b in bests.items() if who != "moduli" and b is not None]
         cells = ["-" if b is None else f"{b[0]} ({b[1]})" for b in bests.values()]
@@ -307,17 +307,17 @@ def page(found: dict[str, dict[str, dict[str, int | None]]]) -> str:
     lines += ["", "Our methods one by one; a dash where no minimum was reached, or the method does not apply:", ""]
     names = OURS + OURS_DENSE
     lines += [f"| problem | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
-    for name, by_library in found.items():
+    for name, by_library in measured.items():
         lines.append(f"| {name} | {' | '.join(str(by_library['moduli'].get(how) or '-') for how in names)} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str]) -> None:
-    """Print the table, and write it where asked."""
-    found = counts()
-    text = page(found)
+    """Print the table, and write it with --write."""
+    measured = counts()
+    text = page(measured)
     print(text)
-    for row in table(found)[-1:]:
+    for row in table(measured)[-1:]:
         print(f"{row['name']}: {row['value']} {row['unit']} ({row['bar']})")
     if "--write" in argv:
         old = PAGE.read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ MARKS = ("<!-- fits, written by benchmarks/nist.py -->", "<!-- end of fits -->")
 
 
 class Fit(NamedTuple):
-    """One fit: its digits, those of its standard errors, its evaluations, and whether it was called a success."""
+    """The digits of a fit and of its standard errors, its evaluations, and whether it reported success."""
 
     digits: float
     error_digits: float
@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
 
 def count_digits(values: Any, certified: Tensor) -> float:
-    """The certified digits of the worst parameter, at most 11."""
+    """Return the number of certified digits of the worst parameter, at most 11."""
     values = torch.as_tensor(values, dtype=D)
     error = ((values - certified) / certified).abs().nan_to_num(1.0).clamp(1e-11, 1.0)
     return abs(float(torch.log10(error.max())))
@@ -98,13 +98,13 @@ def fit_lmfit(residuals: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Any
         parameters.add(f"b{i}", value=value)
     values, _ = _to_numpy(residuals)
     out = lmfit.minimize(lambda p: values([p[f"b{i}"].value for i in range(len(start))]), parameters)
-    found = [out.params[f"b{i}"] for i in range(len(start))]
-    errors = [math.inf if one.stderr is None else one.stderr for one in found]
-    return [one.value for one in found], errors, out.nfev, bool(out.success)
+    estimates = [out.params[f"b{i}"] for i in range(len(start))]
+    errors = [math.inf if one.stderr is None else one.stderr for one in estimates]
+    return [one.value for one in estimates], errors, out.nfev, bool(out.success)
 
 
 def libraries() -> dict[str, Callable[..., tuple[Any, Any, int, bool]]]:
-    """Everyone who is installed; we come first."""
+    """Return the installed libraries, moduli first."""
     out = {"moduli": fit_here, "SciPy lm (MINPACK)": fit_minpack, "SciPy trf": fit_trf}
     if lmfit is not None:
         out["lmfit"] = fit_lmfit
@@ -112,7 +112,7 @@ def libraries() -> dict[str, Callable[..., tuple[Any, Any, int, bool]]]:
 
 
 def measure_nist() -> dict[str, dict[tuple[str, int], Fit]]:
-    """The fits by library, data set and start."""
+    """Return the fits by library, data set and start."""
     out: dict[str, dict[tuple[str, int], Fit]] = {who: {} for who in libraries()}
     for name in names():
         if not name.startswith("nist-"):
@@ -132,7 +132,7 @@ def measure_nist() -> dict[str, dict[tuple[str, int], Fit]]:
                 except Exception:
                     if who == "moduli":
                         raise
-                    out[who][name, start] = Fit(0.0, 0.0, 5000, False)  # a peer that breaks down has fitted nothing
+                    out[who][name, start] = Fit(0.0, 0.0, 5000, False)  # a peer that raises has no digits
                     continue
                 digits = count_digits(x, data.certified)
                 out[who][name, start] = Fit(digits, count_digits(error, data.stderr), evaluations, success)
@@ -272,7 +272,7 @@ PROBLEMS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor, tuple[float, ...]]
 
 
 def measure_mgh() -> dict[str, dict[str, tuple[int, bool]]]:
-    """Evaluations by problem and library, and whether a known minimum was reached."""
+    """Return the evaluations by problem and library, and whether a known minimum was reached."""
     out: dict[str, dict[str, tuple[int, bool]]] = {}
     for name, (residuals, start, minima) in PROBLEMS.items():
         out[name] = {}
@@ -289,7 +289,7 @@ def measure_mgh() -> dict[str, dict[str, tuple[int, bool]]]:
 
 
 def table(nist: Any = None, mgh: Any = None) -> list[dict[str, Any]]:
-    """The rows for `run.py`."""
+    """Return the rows for `run.py`."""
     torch.set_num_threads(1)
     nist, mgh = nist or measure_nist(), mgh or measure_mgh()
     rows = []
@@ -321,7 +321,7 @@ def table(nist: Any = None, mgh: Any = None) -> list[dict[str, Any]]:
 
 
 def page(nist: Any, mgh: Any) -> str:
-    """The tables for the docs."""
+    """Return the tables for the docs."""
     whos = list(nist)
     lines = [f"| 27 NIST sets, both starts | {' | '.join(whos)} |", "|---|" + "---|" * len(whos)]
     for start in (1, 2):
@@ -353,7 +353,7 @@ def page(nist: Any, mgh: Any) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Print the table, and write it where asked."""
+    """Print the table, and write it with --write."""
     torch.set_num_threads(1)
     nist, mgh = measure_nist(), measure_mgh()
     text = page(nist, mgh)

@@ -123,7 +123,7 @@ def calls():
 def reuse():
     one, eight, large = Exponential(8), Exponential(8, 8), Exponential(256)
     with torch.no_grad(), cached():
-        # The first reads compute, and would be taken for the pace of the others.
+        # The first reads compute; they would be used to choose the number of calls.
         assert all(module.weight is module.weight for module in (one, eight, large))
         reads = interleaved({"one": lambda: one.weight, "eight": lambda: eight.weight})
         matrix = interleaved(
@@ -144,7 +144,7 @@ def net():
     ours = nn.Sequential(*(Exponential(width) for _ in range(depth)))
     theirs = nn.Sequential(*(orthogonal(nn.Linear(width, width, bias=False)) for _ in range(depth)))
     with torch.no_grad():
-        # The cost of matrix_exp depends on the norm: torch's would start from zero, where it is nearly free.
+        # The cost of matrix_exp depends on the norm; from zero, where torch's starts, it is nearly free.
         for layer in theirs:
             layer.parametrizations.weight.original.normal_(std=1 / width)
 

@@ -44,7 +44,15 @@ def parameters(shapes) -> list[torch.nn.Parameter]:
 
 
 def compare(theirs, torch_step, ours, our_step, shapes) -> float:
-    """Our step by torch's; both are given new gradients before every step."""
+    """Return the time of a step relative to torch's; both get new gradients before every step.
+
+    Args:
+        theirs: The parameters of torch's optimizer.
+        torch_step: Its step.
+        ours: The parameters of the other optimizer.
+        our_step: Its step.
+        shapes: The shapes of the parameters.
+    """
     numbers = sum(torch.Size(shape).numel() for shape in shapes)
     steps = max(1, 2_000_000 // (numbers + 2_000 * len(shapes)))
     times = time_steps({"torch": (theirs, torch_step), "ours": (ours, our_step)}, steps)
@@ -62,16 +70,16 @@ def adam_steps() -> list[dict]:
 
 
 class NoLook:
-    """Finds no edits, at no cost."""
+    """A watch that never reports an edit, at no cost."""
 
     def has_changed(self) -> bool:
         return False
 
 
 def edited_steps() -> list[dict]:
-    """What it costs to look for edits of a module at every step: by the same optimizer without looking.
+    """Return rows for the cost of looking for edits of a module at every step, relative to the same optimizer without it.
 
-    By another optimizer it would be a matter of where the states of the two are in memory, which makes 10 %.
+    Another optimizer would have its state at other addresses, which alone makes a difference of 10 %.
     """
 
     class Particle(moduli.Module):
@@ -86,7 +94,7 @@ def edited_steps() -> list[dict]:
         watches = {"look": optimizer._following._watch, "none": NoLook()}
         times: dict[str, list[int]] = {name: [] for name in watches}
         rounds = 200 if os.environ.get("MODULI_BENCH_QUICK") else 1000
-        for turn in range(rounds):  # one step each, so that a slow moment falls on both
+        for turn in range(rounds):  # one step each, so that a slow moment affects both
             for what in sorted(watches, reverse=bool(turn % 2)):
                 optimizer._following._watch = watches[what]
                 for param in params:
@@ -100,7 +108,7 @@ def edited_steps() -> list[dict]:
 
 
 def small_steps() -> list[dict]:
-    """Other optimizers on four tiny tensors, by torch's default."""
+    """Return rows for other optimizers on four tiny tensors, relative to torch's default."""
     cases = {
         "momentum SGD": (lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9), [m.HeavyBall(0.9), m.LR(1e-3)], 1.0),
         "NAdam": (lambda p: torch.optim.NAdam(p, lr=1e-3), presets.nadam(lr=1e-3), 1.0),
@@ -116,7 +124,7 @@ def small_steps() -> list[dict]:
 
 
 def count_calls() -> list[dict]:
-    """Calls of functions of the library in one warm step with new gradients, and the files that they are in."""
+    """Return rows for the calls of library functions in one warm step with new gradients, and for their files."""
     population = Population.of(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)), 8)
     params = parameters(next(iter(TINY.values())))
     cases = {
@@ -171,7 +179,7 @@ def chain_steps(fused: bool) -> list[dict]:
 
 
 def iterations() -> list[dict]:
-    """zero_grad, forward, backward, step."""
+    """Return rows for whole iterations: zero_grad, forward, backward, step."""
     rows = []
     small = [torch.nn.ParameterList([torch.nn.Parameter(torch.randn(10)) for _ in range(1000)]) for _ in range(2)]
     layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, dropout=0.0)
@@ -222,7 +230,7 @@ def against_torchzero() -> list[dict]:
     return rows
 
 
-# Python looks through all that imports made at some moment, for 0.1 s: here before the step, so that it is not in it by chance.
+# Collect garbage before the step: the first collection after imports takes 0.1 s, and might fall into the step.
 FIRST = """
 import gc, time, torch
 from moduli import m
@@ -252,14 +260,14 @@ def first_steps() -> list[dict]:
 
 
 def memory() -> list[dict]:
-    """What a first and a second step of Adam + LR allocate at most, in sizes of the parameters."""
+    """Return a row for the peak memory of the first steps of Adam + LR, in sizes of the parameters."""
     code = """
 import re, torch
 from moduli import m
 from moduli.optim import Optimizer
 torch.set_num_threads(1)
 
-def resident(what):  # in KiB; the kernel's own high-water mark, which is set back before
+def resident(what):  # in KiB; the high-water mark of the kernel is reset before
     return int(re.search(what + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
 
 tiny = [torch.nn.Parameter(torch.ones(3))]
@@ -281,7 +289,7 @@ print((resident("VmHWM") - before) / 1024 / (50 * 4))
 
 
 def table() -> list[dict]:
-    """All rows."""
+    """Return all rows."""
     started = time.perf_counter()
     rows = [
         *count_calls(),
@@ -300,5 +308,5 @@ def table() -> list[dict]:
 
 
 if __name__ == "__main__":
-    for found in table():
-        print(f"{found['name']:70} {found['value']:.3f} {found['unit']}  bar {found['bar']}  {found['ok']}")
+    for line in table():
+        print(f"{line['name']:70} {line['value']:.3f} {line['unit']}  bar {line['bar']}  {line['ok']}")

@@ -41,7 +41,7 @@ def encoder():
 
 
 def wide():
-    """10.9 million parameters in 75 tensors."""
+    """Return a model with 10.9 million parameters in 75 tensors."""
     return adopt(nn.ParameterList(torch.randn(145_333) for _ in range(75)))
 
 
@@ -54,7 +54,7 @@ def flat(net):
 
 
 def first(net):
-    """Use a model: read one of its parameters."""
+    """Read one parameter of a model, so that lazy results are computed."""
     return next(net.parameters())
 
 
@@ -146,7 +146,7 @@ def large():
 
 
 def merges():
-    """Weighted sums against what one would write for dictionaries of tensors."""
+    """Return rows for weighted sums against sums over dictionaries of tensors."""
     rows = []
     small = lambda: adopt(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)))  # noqa: E731
     for name, make, bar in (("small models", small, 3.0), ("encoders of 12 layers", encoder, 1.2)):
@@ -162,7 +162,7 @@ def merges():
 
 
 def touches():
-    """`touch` where there is nothing to do: a model without layers, and one with three beside a relative."""
+    """Return rows for `touch` without edits: a model without layers, and one with three layers and a relative."""
     single = NytoModule()
     single.w = nn.Parameter(torch.zeros(4))
     single.touch(), single._version_kernel
@@ -177,7 +177,7 @@ def touches():
 
 
 def products():
-    """To a product and back, a parameter read."""
+    """Return rows for converting to a product and back, with a parameter read."""
     if not has("nytorch"):
         return []
     import nytorch
@@ -196,7 +196,7 @@ def products():
 
 
 def growing():
-    """Adding layers to a model beside a relative, which follows at the end."""
+    """Return rows for adding layers to a model with a relative, which follows at the end."""
 
     def grow(count):
         net = NytoModule()
@@ -211,7 +211,7 @@ def growing():
 
 
 def scaling():
-    """How the time of a sum grows with the number of layers: the exponent from 1,000 to 5,000."""
+    """Return a row for the growth of the time of a sum with the number of layers: the exponent from 1,000 to 5,000."""
 
     def make(count):
         a = adopt(nn.ModuleList(nn.Linear(4, 4) for _ in range(count)))

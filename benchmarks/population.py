@@ -105,12 +105,12 @@ def iterations():
         gradients = torch.vmap(grad(lambda values, x=x, y=y, base=base: loss(functional_call(base, values, (x,)), y)))
 
         def raw(stacked=stacked, fused=fused, gradients=gradients):
-            found = gradients({key: leaf.detach() for key, leaf in stacked.items()})
+            grads = gradients({key: leaf.detach() for key, leaf in stacked.items()})
             for key, leaf in stacked.items():
-                leaf.grad = found[key]
+                leaf.grad = grads[key]
             fused.step()
 
-        # Losses and gradients are computed again in every step, so that gradients are new tensors.
+        # Losses and gradients are recomputed in every step, so that gradients are new tensors.
         times = interleaved({**candidates, "raw": raw}, rounds=11, number=2, clock=process_time)
         rows += [
             line(f"iteration, N={count} / vmap(grad) + fused Adam", times["adam"] / times["raw"], bar, "x"),
@@ -192,21 +192,27 @@ def raw(name, make, count, batch, bar):
 
 
 def peers(make, pop, x):
-    """The same evaluation in other libraries, as far as they are installed."""
-    found = {}
+    """Return the same evaluation in the other libraries that are installed.
+
+    Args:
+        make: A function that makes the model.
+        pop: The population.
+        x: The input.
+    """
+    calls = {}
     flat = pop.matrix.clone()
     if importlib.util.find_spec("evotorch") is not None:
         from evotorch.neuroevolution.net import make_functional_module
 
         theirs = make_functional_module(make())
-        found["evotorch"] = lambda: torch.vmap(theirs, in_dims=(0, None))(flat, x)
+        calls["evotorch"] = lambda: torch.vmap(theirs, in_dims=(0, None))(flat, x)
     if importlib.util.find_spec("evox") is not None:
         from evox.utils import ParamsAndVector
 
         base = make()
         adapter = ParamsAndVector(dummy_model=base)
-        found["EvoX"] = lambda: torch.vmap(lambda p: functional_call(base, p, (x,)))(adapter.batched_to_params(flat))
-    return found
+        calls["EvoX"] = lambda: torch.vmap(lambda p: functional_call(base, p, (x,)))(adapter.batched_to_params(flat))
+    return calls
 
 
 def loops():

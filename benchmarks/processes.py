@@ -58,7 +58,7 @@ def measure(rank: int, store: str) -> dict[str, float]:
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         fused.step()
 
-    found = turns({"clip + Adam + decay": opt.step, "torch": step_torch})
+    times = turns({"clip + Adam + decay": opt.step, "torch": step_torch})
 
     size, count = 256, 16
     pieces, whole = model(count, size, True), model(count, size, False)
@@ -70,9 +70,9 @@ def measure(rank: int, store: str) -> dict[str, float]:
     def gather() -> None:
         exchange.from_owners(exchange.to_owners(updates), updates)
 
-    found.update(turns({"Muon": muon.step, "Muon, whole": alone.step, "gather": gather}))
+    times.update(turns({"Muon": muon.step, "Muon, whole": alone.step, "gather": gather}))
     dist.destroy_process_group()
-    return found
+    return times
 
 
 def table() -> list[dict]:
@@ -88,11 +88,11 @@ def table() -> list[dict]:
             for rank in range(2)
         ]
         outputs = [process.communicate()[0] for process in processes]
-    found = json.loads(outputs[0].splitlines()[-1])
-    half = found["Muon, whole"] / 2 + found["gather"]
+    times = json.loads(outputs[0].splitlines()[-1])
+    half = times["Muon, whole"] / 2 + times["gather"]
     rows = [
-        ("FSDP2: clip + Adam + decay, 100 matrices 64 x 64", found["clip + Adam + decay"] / found["torch"], 1.0),
-        ("FSDP2: Muon, 16 matrices 256 x 256 / (half of the whole + gather)", found["Muon"] / half, 1.3),
+        ("FSDP2: clip + Adam + decay, 100 matrices 64 x 64", times["clip + Adam + decay"] / times["torch"], 1.0),
+        ("FSDP2: Muon, 16 matrices 256 x 256 / (half of the whole + gather)", times["Muon"] / half, 1.3),
     ]
     return [{"name": name, "value": ratio, "bar": bar, "unit": "x", "ok": ratio <= bar} for name, ratio, bar in rows]
 

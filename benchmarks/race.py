@@ -40,7 +40,13 @@ def choose(results):
 
 
 def measure(chain, workload, budget):
-    """Return processor seconds stacked and one by one, and how many of the winners are the same."""
+    """Return processor seconds stacked and one by one, and the number of equal winners.
+
+    Args:
+        chain: The contender.
+        workload: The workload.
+        budget: The number of steps.
+    """
     times, winners = [], []
     for stack in (True, False):
         began = time.process_time()
@@ -51,10 +57,10 @@ def measure(chain, workload, budget):
 
 
 def table(chains=FIELD, workloads=WORKLOADS):
-    """Rows for `run.py`."""
+    """Return the rows for `run.py`."""
     torch.set_num_threads(1)
     budget = 200 if os.environ.get("MODULI_BENCH_QUICK") else 1000
-    for chain in chains:  # compiles what is to be compiled
+    for chain in chains:  # a first run compiles the kernels
         lab.race(list(workloads), [chain], tune=3, seeds=3, budget=10, workers=0)
     rows, every, same, count = [], [], 0, 0
     for workload in workloads:
@@ -113,7 +119,7 @@ if __name__ == "__main__":
     if "--full" in sys.argv:
         print_all()
     else:
-        for found in table():
+        for line in table():
             print(
-                f"{found['name']:60} {found['value']:.3g} {found['unit']}  ({found['bar']})  {'met' if found['ok'] else 'MISSED'}"
+                f"{line['name']:60} {line['value']:.3g} {line['unit']}  ({line['bar']})  {'met' if line['ok'] else 'MISSED'}"
             )

@@ -59,12 +59,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write the page")
     options = parser.parse_args(argv)
 
-    known = {p.stem: p for p in sorted(HERE.glob("*.py")) if not p.stem.startswith("_") and p != Path(__file__)}
-    unknown = [name for name in options.names if name.removesuffix(".py") not in known]
+    benchmarks = {p.stem: p for p in sorted(HERE.glob("*.py")) if not p.stem.startswith("_") and p != Path(__file__)}
+    unknown = [name for name in options.names if name.removesuffix(".py") not in benchmarks]
     if unknown:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(known)}")
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(benchmarks)}")
 
-    names = [name.removesuffix(".py") for name in options.names] or list(known)
+    names = [name.removesuffix(".py") for name in options.names] or list(benchmarks)
     if options.quick:
         os.environ["MODULI_BENCH_QUICK"] = "1"
         names = [name for name in names if name not in LONG or options.names]
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     for name in names:
         start = perf_counter()
         try:
-            module = load(name, known[name])
+            module = load(name, benchmarks[name])
             if not hasattr(module, "table"):
                 continue
             rows = module.table()
@@ -84,8 +84,8 @@ def main(argv: list[str]) -> int:
             rows = add_runs(rows, [module.table() for _ in range(options.repeat - 1)])
             for capability in options.capability:
                 try:
-                    add_capability(rows, capability, run_elsewhere(known[name], capability, options.quick))
-                except subprocess.CalledProcessError as error:  # torch.compile, for one, fails with some of them
+                    add_capability(rows, capability, run_elsewhere(benchmarks[name], capability, options.quick))
+                except subprocess.CalledProcessError as error:  # torch.compile, for example, fails with some of them
                     console.print(
                         f"[red]{name} failed with ATEN_CPU_CAPABILITY={capability}:[/red]", error.stderr[-2000:]
                     )
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         missed += sum(not row["ok"] for row in rows)
         console.print(drawn(title(module), rows), f"{name}: {perf_counter() - start:.0f} s", sep="\n")
         sections[name] = section(module, rows)
-        if not options.quick:  # each as soon as it is there: what was measured outlives an interruption
+        if not options.quick:  # written after every benchmark, so that an interruption loses none
             write_page(options.page, sections)
     if sections and not options.quick and not options.rows:
         console.print(f"written to {options.page}")
@@ -105,32 +105,44 @@ def main(argv: list[str]) -> int:
 
 
 def add_runs(rows: list[dict], others: list[list[dict]]) -> list[dict]:
-    """Return rows with the median of several runs, which are kept under "values"; a bar is met if the median meets it."""
+    """Return rows with the median of several runs, which are stored under "values"; a bar is met if the median meets it."""
     for row in rows:
         more = [each for run in others for each in run if name_row(each) == name_row(row)]
         if not more or not isinstance(row["value"], int | float):
             continue
         row["values"] = [row["value"], *(each["value"] for each in more)]
-        # The run in the middle says whether the bar was met: bars may be texts.
+        # The middle run decides whether the bar is met, because bars may be texts.
         middle = sorted([dict(row), *more], key=lambda each: each["value"])[len(more) // 2]
         row["value"], row["ok"] = median(row["values"]), middle["ok"]
     return rows
 
 
 def add_capability(rows: list[dict], capability: str, others: list[dict]) -> None:
-    """Add the values of a run with other kernels to the rows, under "others"."""
+    """Add the values of a run with other kernels to the rows, under "others".
+
+    Args:
+        rows: The rows.
+        capability: The value of ATEN_CPU_CAPABILITY.
+        others: The rows of the other run.
+    """
     values = {name_row(other): other["value"] for other in others}
     for row in rows:
         row.setdefault("others", {})[capability] = values.get(name_row(row))
 
 
 def name_row(row: dict) -> tuple[str, str]:
-    """Return what a row is about: rows of one name may compare with several peers, which are their units."""
+    """Return the name and the unit of a row, which together identify it: units name the peer."""
     return row["name"], row["unit"]
 
 
 def run_elsewhere(path: Path, capability: str, quick: bool) -> list[dict]:
-    """Return the rows of a benchmark that runs in another process, with torch's kernels for another processor."""
+    """Run a benchmark in another process with torch's kernels for another processor, and return its rows.
+
+    Args:
+        path: The file of the benchmark.
+        capability: The value of ATEN_CPU_CAPABILITY.
+        quick: Whether to take fewer turns.
+    """
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
     words = [sys.executable, str(Path(__file__)), path.stem, "--rows", *(["--quick"] if quick else [])]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
@@ -138,7 +150,7 @@ def run_elsewhere(path: Path, capability: str, quick: bool) -> list[dict]:
 
 
 def write_page(page: Path, sections: dict[str, str]) -> None:
-    """Every section under an anchor of its benchmark's name, which the README's rows point to."""
+    """Write the page with an anchor before each section, to which the rows of the README point."""
     ordered = "\n".join(f'<!-- {name} -->\n<a id="{name}"></a>\n\n{sections[name]}' for name in sorted(sections))
     page.write_text(f"{INTRODUCTION}\n{ordered}", encoding="utf-8")
 
@@ -200,7 +212,7 @@ def shown(value: float | str | None, unit: str) -> str:
 
 
 def machine() -> str:
-    """When and on what a section was measured."""
+    """Return the date and the machine of a measurement, as a sentence."""
     cpu = platform.processor() or platform.machine()
     described = Path("/proc/cpuinfo")
     if described.exists():
@@ -213,7 +225,7 @@ def machine() -> str:
 
 
 def existing(page: Path) -> dict[str, str]:
-    """The sections that the page has now, by benchmark."""
+    """Return the current sections of the page, by benchmark."""
     if not page.exists():
         return {}
     parts = re.split(r"^<!-- (\w+) -->\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread for everyone
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread for all solvers
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import statistics
@@ -37,7 +37,13 @@ print(time.perf_counter() - began)
 
 
 def compare(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> float:
-    """Return the median ratio of CPU times of runs that take turns."""
+    """Return the median ratio of CPU times of runs that take turns.
+
+    Args:
+        ours: A run of moduli.
+        theirs: A run of SciPy.
+        rounds: The number of turns.
+    """
     ratios = []
     for _ in range(rounds):
         times = []
@@ -50,12 +56,18 @@ def compare(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> 
 
 
 def rosenbrock(x: Tensor) -> Tensor:
-    """The chained Rosenbrock function."""
+    """Return the value of the chained Rosenbrock function."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def compare_lbfgs(n: int, starts: int, rounds: int) -> float:
-    """Return the ratio of L-BFGS to gtol 1e-6, the median over starts."""
+    """Return the ratio of times of L-BFGS to gtol 1e-6, the median over starts.
+
+    Args:
+        n: The number of variables.
+        starts: The number of starts.
+        rounds: The number of turns.
+    """
     ratios = []
     for seed in range(starts):
         x0 = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -12,7 +12,7 @@ from moduli._torch import can_hold_constants
 
 torch.set_num_threads(1)
 
-# Derandomised, so that a red build is red everywhere; deadlines measure the machine, not the code.
+# Derandomised, so that a failure is reproducible everywhere; without deadlines, which depend on the machine.
 for name, examples in (("moduli", 30), ("moduli-all", 60)):
     settings.register_profile(
         name,
@@ -23,55 +23,54 @@ for name, examples in (("moduli", 30), ("moduli-all", 60)):
     )
 settings.load_profile("moduli")
 
-# Minutes, for what seldom breaks: every link saved and resumed in a new process, kernels under a sanitizer, every link in
-# two and four processes, the notebooks of the gallery.
-# `make test-all` runs it.
+# These files take minutes and rarely fail: every link resumed in a new process, kernels under a sanitizer, every link in
+# two and four processes, the notebooks of the gallery. `make test-all` runs them.
 LONG = (
     "tests/io/test_resume.py",
     "tests/kernels/test_sanitized.py",
     "tests/optim/test_every_wrapping.py",
     "tests/test_gallery_executed.py",
 )
-# Of the same kind, single tests: another parameter of what is run, or several processes for what one shows.
+# Single tests that are left out too: another parameter of a test that runs, or several processes for a result of one.
 LONG_TESTS = (
     "tests/evolve/test_executors.py::test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[0]",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[1]",
-    "tests/evolve/test_search.py::test_a_program_without_a_guard_is_told_in_a_sentence[spawn]",
+    "tests/evolve/test_search.py::test_a_program_without_a_guard_ends_with_one_error[spawn]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[foreach]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[plain]",
     "tests/lab/test_race.py::test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run[while",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[1]",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[9]",
     "tests/lab/test_safety.py::test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver[9]",
-    "tests/optim/test_checkpoints.py::test_every_number_of_processes_goes_on_from_every_other",
+    "tests/optim/test_checkpoints.py::test_every_number_of_processes_resumes_from_every_other",
     "tests/optim/test_wrappings.py::test_chains_take_the_steps_of_one_process[fsdp1]",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[Large",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[<lambda>",
-    "tests/population/test_shards.py::test_processes_together_do_what_one_does[4]",
+    "tests/population/test_shards.py::test_processes_together_compute_what_one_does[4]",
     "tests/test_benchmarks.py::test_a_quick_run_takes_fewer_turns_and_writes_no_page",
 )
 BOOK = "tests/laws/test_laws.py"
-"""The law book: all of it runs after a change of the rooms that it is about, a fifth of it otherwise."""
+"""The law book runs as a whole after a change of the packages that it tests, and a fifth of it otherwise."""
 BOOK_ROOMS = ("src/moduli/optim", "src/moduli/m", "src/moduli/kernels", "src/moduli/testing")
-# Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
-# to the number of laws, so that each fifth has every law.
+# One test in five of these runs. The fifth changes with each commit, so five commits run every law on every row. Five is prime
+# to the number of laws, so each fifth has every law.
 SHARED = (
     BOOK,
     "tests/evolve/test_laws.py",
     "tests/laws/test_accelerator.py::test_links",
-    "tests/laws/test_edits.py::test_what_is_not_edited_goes_on",
+    "tests/laws/test_edits.py::test_parameters_that_are_not_edited_continue",
     "tests/m/test_population.py",
-    "tests/m/test_second_products.py",
+    "tests/m/test_globalisation.py",
     "tests/optim/test_fused_attributes.py::test_attributes_are_read_at_every_step",
 )
 FIFTHS = 5
-# Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
-# `make test` runs them, with the law book, without it.
+# Thousands of random cases, or other processes: they are slow under coverage and cover little that others do not, so
+# `make test` runs them and the law book without coverage.
 UNCOVERED = (
     "tests/laws/test_laws.py",
     "tests/laws/test_accelerator.py",
-    # An interrupt may fall into the tracer of coverage, which then waits for its own lock for ever.
+    # An interrupt inside the tracer of coverage would deadlock on its lock.
     "tests/laws/test_interrupts.py",
     "tests/laws/test_threads.py",
     "tests/axes/test_transformers.py",
@@ -104,16 +103,16 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--all"):
         settings.load_profile("moduli-all")
-        os.environ["MODULI_ALL"] = "1"  # for programs of other processes
+        os.environ["MODULI_ALL"] = "1"  # read by programs in other processes
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Files that are not run are not read either: reading all of them takes a minute."""
+    """Ignore files that are not run, because reading all of them takes a minute."""
     path = collection_path.as_posix()
     if not path.endswith(".py"):
         return None
     if any("::" in str(argument) or str(argument).endswith(".py") for argument in config.args):
-        return None  # asked for by name
+        return None  # files given by name are always read
     part = config.getoption("--part")
     if part is not None and path.endswith(UNCOVERED) != (part == "uncovered"):
         return True
@@ -138,11 +137,11 @@ def choose_fifth() -> int:
 
 
 def needs_whole_book() -> bool:
-    """Whether commits since `MODULI_BASE` (by default the last one), or what is not committed, change a room of the book."""
+    """Whether commits since `MODULI_BASE` (by default the last one), or uncommitted changes, touch a package of the book."""
     if "MODULI_FIFTH" in os.environ or ask_git("rev-parse", "HEAD") is None:
         return False
     changed = ask_git("diff", "--name-only", os.environ.get("MODULI_BASE") or "HEAD^", "--", *BOOK_ROOMS)
-    return changed is None or bool(changed)  # whatever an unknown base had may have changed
+    return changed is None or bool(changed)  # after an unknown base anything may have changed
 
 
 def pytest_report_header(config):

@@ -1,6 +1,6 @@
-"""Random things to state laws about, shared by the tests of every room.
+"""Hypothesis strategies for tensors, parameters and modules, shared by all tests.
 
-`modules()` draws trees of `nn.Module` with everything torch allows in one: nested and shared children, containers, tied
+`modules()` draws trees of `nn.Module` with everything torch allows: nested and shared children, containers, tied
 parameters, scalars, empty tensors, several dtypes, buffers of both kinds, and slots that hold None. `edit(data, net)`
 makes one random change to such a tree, through the same interfaces a user has.
 
@@ -19,7 +19,7 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
 class Node(nn.Module):
-    """A module with nothing in it yet. It can be called: it adds up whatever its parameters and children give."""
+    """An empty module; a call adds the sums of its parameters and the results of its children to the input."""
 
     def forward(self, x):
         for parameter in self.parameters(recurse=False):
@@ -31,7 +31,13 @@ class Node(nn.Module):
 
 @st.composite
 def tensors(draw, dtypes=FLOATS, shapes=shapes):
-    """A tensor of small integers, which every dtype represents exactly."""
+    """Draw a tensor of small integers, which every dtype represents exactly.
+
+    Args:
+        draw: Passed by hypothesis.
+        dtypes: The dtypes to choose from.
+        shapes: The strategy for shapes.
+    """
     shape, dtype, seed = draw(shapes), draw(st.sampled_from(dtypes)), draw(st.integers(0, 2**16))
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).to(dtype)
@@ -39,7 +45,13 @@ def tensors(draw, dtypes=FLOATS, shapes=shapes):
 
 @st.composite
 def parameters(draw, dtypes=FLOATS, shapes=shapes):
-    """A Parameter; now and then a frozen one. Dtypes that cannot have gradients are always frozen."""
+    """Draw a Parameter, sometimes frozen; dtypes without gradients are always frozen.
+
+    Args:
+        draw: Passed by hypothesis.
+        dtypes: The dtypes to choose from.
+        shapes: The strategy for shapes.
+    """
     data = draw(tensors(dtypes, shapes))
     trainable = (data.is_floating_point() or data.is_complex()) and draw(st.integers(0, 3)) > 0
     return nn.Parameter(data, requires_grad=trainable)
@@ -47,12 +59,12 @@ def parameters(draw, dtypes=FLOATS, shapes=shapes):
 
 @st.composite
 def modules(draw, dtypes=FLOATS, max_depth=3, ties=True, buffers=True, gaps=True):
-    """A tree of modules.
+    """Draw a tree of modules.
 
     Args:
-        draw: Given by hypothesis.
-        dtypes: What parameters and buffers may be.
-        max_depth: How deeply children nest.
+        draw: Passed by hypothesis.
+        dtypes: The dtypes of parameters and buffers.
+        max_depth: The largest depth of nested children.
         ties: Whether parameters and children may occur under several names.
         buffers: Whether there are buffers.
         gaps: Whether slots for parameters, buffers and children may hold None.
@@ -75,7 +87,7 @@ def modules(draw, dtypes=FLOATS, max_depth=3, ties=True, buffers=True, gaps=True
                 if gaps and draw(st.integers(0, 7)) == 0:
                     module.register_module(name, None)
                 elif ties and seen_modules and draw(st.integers(0, 3)) == 0:
-                    # Only finished modules are shared, so that none ends up inside itself.
+                    # Only finished modules are shared, so that no module contains itself.
                     module.add_module(name, draw(st.sampled_from(seen_modules)))
                 else:
                     module.add_module(name, grow(depth + 1))
@@ -103,7 +115,16 @@ def modules(draw, dtypes=FLOATS, max_depth=3, ties=True, buffers=True, gaps=True
 
 
 def edit(data, net, dtypes=FLOATS):
-    """Make one random change somewhere in the tree and return its name. Some change only values, or nothing at all."""
+    """Make one random change somewhere in a tree of modules; some changes affect only values, or nothing.
+
+    Args:
+        data: The `data` strategy of hypothesis.
+        net: The tree.
+        dtypes: The dtypes of new parameters and buffers.
+
+    Returns:
+        The name of the change, one of `EDITS`.
+    """
     draw = data.draw
     everywhere = list(net.modules())
     module = draw(st.sampled_from(everywhere), label="module")

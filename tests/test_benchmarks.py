@@ -1,6 +1,5 @@
-"""The machinery of the benchmarks: fair turns, and a page that keeps what was not measured again."""
+"""The code of the benchmarks: turns of candidates, and a page that keeps sections that were not measured again."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -9,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from launching import load_program
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(BENCHMARKS / f"{name}.py")
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def program():
 
 @pytest.fixture
 def run(program, tmp_path, monkeypatch):
-    """A directory with two small benchmarks, and a function that runs them as the command does."""
+    """Return a function that runs the command on a directory with two small benchmarks."""
     for name, value in (("first", 1.5), ("second", 12345.0)):
         (tmp_path / f"{name}.py").write_text(
             f'"""The {name} claim.\n\nIn a few | words.\n"""\n'
@@ -44,7 +42,7 @@ def run(program, tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_page_is_written_and_kept(run, tmp_path, capsys):
+def test_the_page_keeps_sections_that_are_not_measured_again(run, tmp_path, capsys):
     assert run() == 0
     page = (tmp_path / "page.md").read_text()
     assert "## The first claim\n\nIn a few | words.\n" in page
@@ -63,7 +61,7 @@ def test_the_page_is_written_and_kept(run, tmp_path, capsys):
 
 
 def test_a_quick_run_takes_fewer_turns_and_writes_no_page(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("MODULI_BENCH_QUICK", "")  # put back what the run sets
+    monkeypatch.setenv("MODULI_BENCH_QUICK", "")  # restored after the run sets it
     assert run("--quick", "first") == 0
     assert not (tmp_path / "page.md").exists()
     calls = []
@@ -97,7 +95,7 @@ def test_candidates_take_turns_on_one_thread():
     assert torch.get_num_threads() == threads
 
 
-def test_the_number_of_calls_is_found():
+def test_the_number_of_calls_fills_the_given_time():
     calls = []
     interleaved = load("_timing").interleaved
     assert interleaved({"a": lambda: calls.append(1)}, rounds=2, seconds=1e-4)["a"] < 1e-3
@@ -109,7 +107,7 @@ def test_every_row_of_the_readme_points_to_its_section():
     rows = re.findall(r"^\|.*\[`(\w+)`\]\(docs/benchmarks\.md#(\w+)\) \|$", (root / "README.md").read_text(), re.M)
     page = (root / "docs" / "benchmarks.md").read_text()
     assert len(rows) >= 10
-    assert all(shown == linked and f'<a id="{linked}"></a>' in page for shown, linked in rows)
+    assert all(name == linked and f'<a id="{linked}"></a>' in page for name, linked in rows)
 
 
 def test_several_runs_show_their_median_and_range(run, tmp_path):
@@ -147,7 +145,7 @@ def test_a_failure_on_another_processor_is_reported_and_leaves_the_rows(run, pro
     assert "| a \\| b | 1.5 us | 2 us | met |\n" in (tmp_path / "page.md").read_text()
 
 
-def test_other_processors_are_columns(run, tmp_path, monkeypatch):
+def test_other_capabilities_are_columns(run, tmp_path, monkeypatch):
     program = load("run")
     rows = [{"name": "a", "value": 1.0, "bar": None, "unit": "x", "ok": True}]
     program.add_capability(rows, "default", [{"name": "a", "value": 2.5, "unit": "x"}])
@@ -156,7 +154,7 @@ def test_other_processors_are_columns(run, tmp_path, monkeypatch):
     assert "| what | measured | bar | | default | avx2 |" in text
     assert "| a | 1 x |  |  | 2.5 x |  |" in text
     (tmp_path / "first.py").write_text(
-        '"""Tells its processor."""\nimport os\n'
+        '"""Returns its processor."""\nimport os\n'
         "def table():\n"
         '    value = 2.0 if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else 1.0\n'
         '    return [{"name": "a", "value": value, "bar": None, "unit": "x", "ok": True}]\n'
@@ -164,19 +162,13 @@ def test_other_processors_are_columns(run, tmp_path, monkeypatch):
     code = (BENCHMARKS / "run.py").read_text()
     (tmp_path / "run.py").write_text(code)
     monkeypatch.setattr(program, "__file__", str(tmp_path / "run.py"))
-    (found,) = program.run_elsewhere(tmp_path / "first.py", "default", quick=False)
-    assert found["value"] == 2.0
+    (row,) = program.run_elsewhere(tmp_path / "first.py", "default", quick=False)
+    assert row["value"] == 2.0
 
 
 @pytest.fixture
 def ratios():
-    path = BENCHMARKS.parent / "tools" / "readme_table.py"
-    spec = importlib.util.spec_from_file_location("readme_table", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_program(BENCHMARKS.parent / "tools" / "readme_table.py")
 
 
 def test_the_table_of_the_readme_is_that_of_the_page(ratios):
@@ -184,7 +176,7 @@ def test_the_table_of_the_readme_is_that_of_the_page(ratios):
     readme = ratios.README.read_text()
     assert table in readme, "run tools/readme_table.py --write"
     assert ratios.replace_table(readme, table) == readme
-    assert table.count("(slower") >= 2  # losses are kept
+    assert table.count("(slower") >= 2  # rows that moduli loses are in the table
 
 
 def test_rows_are_read_with_their_ranges(ratios, monkeypatch):

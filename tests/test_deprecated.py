@@ -1,4 +1,4 @@
-"""Old names give what they gave, and say what they are called now."""
+"""Names that moved warn with their new name, and names removed in 0.3 are gone."""
 
 import importlib
 
@@ -34,6 +34,6 @@ def test_names_that_moved_warn(module, to, name):
     ("module", "name"),
     [("moduli.lab", "Chain"), ("moduli.linalg", "Sum"), ("moduli.particles", "ParticleModule")],
 )
-def test_what_goes_in_0_3_is_gone(module, name):
+def test_names_removed_in_0_3_are_gone(module, name):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
         getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Device: the laws of equality and hash, strict spelling, and every way a logical device used to go wrong."""
+"""Device: equality and hash, spelling, resolution to torch devices, and the interface of objects on a device."""
 
 import copy
 import operator
@@ -57,7 +57,7 @@ class Place(DeviceBounded):
 
 
 class Recorder(DeviceBounded):
-    """Remembers where it was told to go."""
+    """An object that stores the device of the last `to_device`."""
 
     def __init__(self):
         self.where = Device("cpu")
@@ -87,14 +87,14 @@ def test_equality_is_symmetric_transitive_and_agrees_with_hash(things):
 
 
 @given(devices)
-def test_text_and_repr_read_back(device):
+def test_str_and_repr_give_the_device_back(device):
     assert Device.new(str(device)) == device
     assert eval(repr(device)) == device
     assert Device.new(device) is device
 
 
 @given(torch_devices)
-def test_nothing_that_torch_reports_is_refused(reported):
+def test_every_torch_device_is_accepted(reported):
     device = Device.new(reported)
     assert device.name in {"cpu", "gpu", "meta", "xpu"}
     assert Device.new(str(reported)) == device
@@ -116,7 +116,7 @@ def test_a_tensor_is_on_the_device_it_reports():
         assert {tensor.device: 1}[Device.new(kind)] == 1
 
 
-def test_indices_that_name_one_place_are_equal():
+def test_indices_of_one_device_are_equal():
     assert Device("gpu") == Device("gpu", 0) == Device.new("cuda") == Device.new("mps")
     assert Device("cpu", 3) == Device("cpu", 0) == Device("cpu")
     assert str(Device("cpu", 3)) == "cpu"
@@ -206,7 +206,7 @@ def test_gpu_is_mps_where_there_is_no_cuda(only_mps):
         Device("gpu", 1).torch_device()
 
 
-def test_no_gpu_is_said_clearly(no_gpu):
+def test_a_missing_gpu_is_an_error_with_a_remedy(no_gpu):
     with pytest.raises(RuntimeError, match=r"gpu:1 was asked for, but .* neither CUDA nor MPS .* use Device"):
         Device("gpu", 1).torch_device()
 
@@ -219,7 +219,7 @@ def test_the_interface_is_abstract():
         DeviceBounded()
 
 
-def test_it_mixes_with_slots_and_with_modules():
+def test_the_interface_works_with_slots_and_modules():
     assert not hasattr(Place(torch.zeros(1)), "__dict__")
 
     class Net(DeviceBounded, torch.nn.Module):
@@ -253,6 +253,6 @@ def test_gpu_on_mps_is_the_only_one(only_mps):
     assert Recorder().gpu().device == Device("gpu")
 
 
-def test_gpu_without_one_says_so(no_gpu):
+def test_gpu_without_one_is_an_error(no_gpu):
     with pytest.raises(RuntimeError, match="neither CUDA nor MPS"):
         Place(torch.zeros(1)).gpu()

@@ -1,13 +1,12 @@
-"""What is written is run: every Python block of README and docs, and every example in a docstring.
+"""Every Python block of README and docs runs, and every example in a docstring.
 
 The blocks of one page run in order in one namespace, in an empty directory. A ```text block that directly follows a
-Python block is what that block must print; `...` in it stands for anything.
+Python block is what that block must print; `...` in it matches anything.
 """
 
 import contextlib
 import doctest
 import importlib
-import importlib.util
 import io
 import pkgutil
 import re
@@ -22,16 +21,17 @@ import torch
 
 import moduli
 import moduli.device
+from launching import load_program
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pages of the gallery are written from executed notebooks: tests/test_gallery.py.
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
 PAGES.insert(0, ROOT / "README.md")
-MODULES = ["moduli", *sorted(found.name for found in pkgutil.walk_packages(moduli.__path__, "moduli."))]
+MODULES = ["moduli", *sorted(info.name for info in pkgutil.walk_packages(moduli.__path__, "moduli."))]
 
-# A module that needs an extra is documented where the extra is installed.
+# Modules that need these extras are skipped if the extra is missing.
 EXTRAS = {"plotly", "ray", "sklearn", "xarray"}
-# Services that pages show and the tests' environment does not have: their blocks run where they are installed.
+# Packages on pages that the tests' environment lacks: their blocks run only if they are installed.
 SERVICES = {"mlflow", "wandb"}
 
 FENCE = re.compile(
@@ -40,7 +40,7 @@ FENCE = re.compile(
 
 
 def blocks(text):
-    """The fenced blocks of a page: (language, line of its first line, code, whether it directly follows the last)."""
+    """Yield the fenced blocks of a page: (language, number of the first line, code, whether it directly follows the last)."""
     end = 0
     for match in FENCE.finditer(text):
         language = (match["info"].split() or [""])[0]
@@ -50,9 +50,9 @@ def blocks(text):
 
 
 def run_page(path):
-    """Run a page; returns how many blocks there were. A failure names the file and the line."""
+    """Run the Python blocks of a page and return their number; a failure names the file and the line."""
     name = f"page_{re.sub(r'[^a-z0-9]', '_', path.stem.lower())}"
-    # A real module, so that what a page defines can be pickled and found by name.
+    # A module in `sys.modules`, so that classes defined on a page can be pickled.
     page = sys.modules[name] = types.ModuleType(name)
     printed, count = None, 0
     try:
@@ -80,8 +80,8 @@ def run_block(path, line, code, page):
             return None
         at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = at[-1] if at else getattr(error, "lineno", None) or line
-        told = "".join(traceback.format_exception(error))
-        pytest.fail(f"{path}:{where}: {type(error).__name__}: {error}\n\n{told}", pytrace=False)
+        trace = "".join(traceback.format_exception(error))
+        pytest.fail(f"{path}:{where}: {type(error).__name__}: {error}\n\n{trace}", pytrace=False)
     return out.getvalue()
 
 
@@ -93,7 +93,7 @@ def compare(path, line, expected, printed):
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty directory to run in, and torch's seeds and default dtype put back afterwards."""
+    """Run in an empty directory, and restore torch's seed and default dtype afterwards."""
     monkeypatch.chdir(tmp_path)
     dtype, state = torch.get_default_dtype(), torch.get_rng_state()
     torch.manual_seed(0)
@@ -122,17 +122,17 @@ def test_docstring_examples_run(name, elsewhere):
     assert not runner.failures, report.getvalue()
 
 
-# -- the machinery itself ---------------------------------------------------------------------------------------------
+# -- the code of this file --------------------------------------------------------------------------------------------
 
 
-def written(tmp_path, text):
+def write_page(tmp_path, text):
     path = tmp_path / "page.md"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     return path
 
 
 def test_blocks_share_a_namespace_and_their_output_is_compared(elsewhere):
-    path = written(
+    path = write_page(
         elsewhere,
         """\
         ```python
@@ -173,7 +173,7 @@ def test_blocks_share_a_namespace_and_their_output_is_compared(elsewhere):
 
 
 def test_a_wrong_output_names_the_line(elsewhere):
-    path = written(elsewhere, "words\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n")
+    path = write_page(elsewhere, "words\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n")
     with pytest.raises(pytest.fail.Exception, match=r"page\.md:8: the page says\n\n2\n\nbut .* prints\n\n1\n"):
         run_page(path)
 
@@ -183,7 +183,7 @@ def test_a_wrong_output_names_the_line(elsewhere):
     [("x = 1\n1 / 0\n", 3, "ZeroDivisionError"), ("x = 1\nx = = 2\n", 3, "SyntaxError"), ("exit()\n", 2, "SystemExit")],
 )
 def test_a_failing_block_names_the_line(code, line, error, elsewhere):
-    path = written(elsewhere, "```python\n" + code + "```\n")
+    path = write_page(elsewhere, "```python\n" + code + "```\n")
     with pytest.raises(pytest.fail.Exception, match=rf"page\.md:{line}: {error}"):
         run_page(path)
 
@@ -191,10 +191,7 @@ def test_a_failing_block_names_the_line(code, line, error, elsewhere):
 @pytest.fixture(scope="module")
 def hooks():
     pytest.importorskip("mkdocs")
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "docs" / "hooks.py")
 
 
 def test_every_public_name_is_documented(hooks):
@@ -240,8 +237,10 @@ def test_undocumented_names_are_found(hooks, elsewhere, monkeypatch):
         )
     )
     monkeypatch.syspath_prepend(str(elsewhere))
-    found = {name.partition(" ")[0].removeprefix("bare_room") for name in hooks.undocumented(_import("bare_room"))}
-    assert found == {
+    undocumented = {
+        name.partition(" ")[0].removeprefix("bare_room") for name in hooks.undocumented(_import("bare_room"))
+    }
+    assert undocumented == {
         "",
         ".f",
         ".C.silent",
@@ -264,12 +263,12 @@ def _import(name):
     return module
 
 
-def test_a_room_without_a_list_of_names_is_reported(hooks):
+def test_a_package_without_all_is_reported(hooks):
     room = types.ModuleType("listless", "Said.")
     assert list(hooks.undocumented(room)) == ["listless.__all__ (a room lists its public names)"]
 
 
-def test_names_made_at_import_are_described_too(hooks):
+def test_names_without_source_are_described_too(hooks):
     room = types.ModuleType("made", "Said.")
     exec('def f(x, y=2):\n    """Said.\n\n    More.\n    """\n', room.__dict__)
     text = hooks._entry(room, "f", types.SimpleNamespace(members={}), 2)
@@ -278,7 +277,7 @@ def test_names_made_at_import_are_described_too(hooks):
     assert "More." in text
 
 
-def test_the_front_door_links_to_the_rooms(hooks):
+def test_the_page_of_the_package_links_to_its_modules(hooks):
     front = types.ModuleType("moduli", "Said.")
     front.Device, front.DeviceLike = moduli.device.Device, moduli.device.DeviceLike
     front.device, front.__version__ = moduli.device, "1"
@@ -291,7 +290,7 @@ def test_the_front_door_links_to_the_rooms(hooks):
     assert "\n::: moduli.device.Device\n" in hooks.page(moduli.device, [front, moduli.device])
 
 
-def test_formulas_are_drawn_without_loading_anything(hooks):
+def test_formulas_are_written_as_mathml(hooks):
     drawn = hooks.maths('<p><span class="arithmatex">\\(m_t &lt; \\beta^2\\)</span> $5</p>', "page")
     assert drawn.startswith("<p><math ")
     assert "<msup>" in drawn

@@ -1,4 +1,4 @@
-"""Each program in examples/ runs to its end, as a user would run it, and says something."""
+"""Each program in examples/ runs without an error or warning, and prints something."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
-SECONDS = 600  # generous: a loaded machine takes its time
+SECONDS = 600  # generous, for a loaded machine
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -18,7 +18,7 @@ def test_examples_run(program, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=tmp_path,
-        # One thread each: the tests already run side by side.
+        # One thread each, because tests run in parallel.
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         capture_output=True,
         text=True,

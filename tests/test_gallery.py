@@ -1,6 +1,5 @@
-"""The gallery is whole: every notebook has its page and its figures, written from what it says now. Nothing is executed here."""
+"""Every notebook of the gallery has its page and figures, written from its current cells; nothing is executed here."""
 
-import importlib.util
 import json
 import re
 import types
@@ -8,25 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from launching import load_program
+
 HERE = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 
 
-def load_build():
-    """Return docs/gallery/build.py as a module; executing notebooks is all that it needs more than Python for."""
-    spec = importlib.util.spec_from_file_location("gallery_build", HERE / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-build = load_build()
+build = load_program(HERE / "build.py")
 each = pytest.mark.parametrize("name", build.NAMES)
 
 
 def test_every_file_belongs_to_a_notebook():
     figures = {path.name for path in HERE.glob("*.svg")}
-    shown = {figure for name in build.NAMES for figure in re.findall(rf"\(({name}-\d+\.svg)\)", page_of(name))}
-    assert figures == shown
+    linked = {figure for name in build.NAMES for figure in re.findall(rf"\(({name}-\d+\.svg)\)", page_of(name))}
+    assert figures == linked
     assert {path.stem for path in HERE.glob("*.ipynb")} == set(build.NAMES)
     assert {path.stem for path in HERE.glob("*.md")} == {*build.NAMES, "index"}
     assert list(build.read_record()) == list(build.NAMES)
@@ -37,7 +30,7 @@ def page_of(name):
 
 
 @each
-def test_notebooks_have_neither_outputs_nor_noise(name):
+def test_notebooks_have_no_outputs_or_metadata(name):
     notebook = build.read(name)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
@@ -45,14 +38,14 @@ def test_notebooks_have_neither_outputs_nor_noise(name):
     ids = [cell["id"] for cell in notebook["cells"]]
     assert len(set(ids)) == len(ids)
     for cell in notebook["cells"]:
-        assert re.fullmatch(r"[a-z][a-z-]+", cell["id"]), "an id says what the cell is about"
+        assert re.fullmatch(r"[a-z][a-z-]+", cell["id"]), "an id names the subject of the cell"
         assert cell["metadata"] == {}
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 @each
-def test_notebooks_tell_a_short_story(name):
+def test_notebooks_are_short_and_begin_with_title_sentence_and_cost(name):
     cells = build.cells(name)
     assert 4 <= sum(kind == "code" for kind, _ in cells) <= 8
     kind, story = cells[0]
@@ -91,12 +84,12 @@ def test_the_index_is_written_from_the_notebooks():
     assert (HERE / "index.md").read_text(encoding="utf-8") == build.write_index()
 
 
-# -- the machinery itself ---------------------------------------------------------------------------------------------
+# -- docs/gallery/build.py --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def other(tmp_path, monkeypatch):
-    """A gallery of one notebook, which was executed."""
+    """Make a gallery of one executed notebook; return its cells."""
     monkeypatch.setattr(build, "HERE", tmp_path)
     monkeypatch.setattr(build, "RECORD", tmp_path / "executed.json")
     monkeypatch.setattr(build, "NAMES", ("one",))
@@ -140,7 +133,7 @@ def test_a_page_has_words_code_and_outputs(other):
     assert "**[One](one.md)**<br>A sentence." in build.write_index()
 
 
-def test_what_is_recorded_decides_what_is_executed(other, monkeypatch):
+def test_a_notebook_is_fresh_until_its_code_or_versions_change(other, monkeypatch):
     assert set(build.find_versions("one")) == {"moduli", "numpy", "torch"}
     assert build.is_fresh("one")
     monkeypatch.setattr(build, "find_versions", lambda name: {"torch": "1.0"})
@@ -164,7 +157,7 @@ def test_slow_notebooks_and_those_without_a_figure_are_refused(other):
 @pytest.mark.parametrize(
     ("said", "printed", "same"),
     [
-        ("loss 0.03, 12 units", "loss 0.04, 12 units", True),  # by one unit of the last digit
+        ("loss 0.03, 12 units", "loss 0.04, 12 units", True),  # one unit of the last digit
         ("loss 0.03, 12 units", "loss 0.06, 12 units", False),
         ("1,000 runs", "1,050 runs", True),
         ("rate 3e-02", "rate 4e-02", True),
@@ -174,5 +167,5 @@ def test_slow_notebooks_and_those_without_a_figure_are_refused(other):
         ("(6, 2) -> (12, 2)", "(6, 2) -> (24, 2)", False),
     ],
 )
-def test_what_is_printed_may_differ_in_the_last_digit(said, printed, same):
+def test_printed_numbers_may_differ_in_the_last_digit(said, printed, same):
     assert build.agree(said, printed) is same

@@ -1,4 +1,4 @@
-"""Every notebook of the gallery runs, and prints what its page says: minutes, so with `--all` only."""
+"""Every notebook of the gallery runs and prints what its page says; it takes minutes, so with `--all` only."""
 
 import pytest
 

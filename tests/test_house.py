@@ -1,22 +1,20 @@
-"""The house rules that a linter can check: private names stay in the boundary, rooms use each other's front doors."""
+"""The rules that `tools/check_rooms.py` and `tools/check_names.py` check hold, and the tools find violations."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from launching import load_program
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "check_rooms.py"
 
 
 @pytest.fixture(scope="module")
 def rules():
-    spec = importlib.util.spec_from_file_location("check_rooms", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(TOOL)
 
 
-def test_the_house_keeps_them(rules):
+def test_the_source_keeps_the_rules(rules):
     assert list(rules.check(rules.SOURCE)) == []
 
 
@@ -52,7 +50,7 @@ def test_private_names_are_found(rules, tmp_path, code):
         "'torch._C is private'",
     ],
 )
-def test_names_that_may_be_used(rules, tmp_path, code):
+def test_documented_and_local_names_may_be_used(rules, tmp_path, code):
     write(tmp_path, "labels/_a.py", code)
     assert list(rules.check(tmp_path / "house")) == []
 
@@ -73,7 +71,7 @@ def test_names_that_may_be_used(rules, tmp_path, code):
         ("from ..optim.inner import X", False),
     ],
 )
-def test_only_front_doors_are_used(rules, tmp_path, code, refused):
+def test_private_modules_of_other_packages_are_refused(rules, tmp_path, code, refused):
     for name in ("__init__", "_vectors", "module", "inner/__init__"):
         write(tmp_path, f"optim/{name}.py", "")
     write(tmp_path, "m/_a.py", code)
@@ -82,10 +80,7 @@ def test_only_front_doors_are_used(rules, tmp_path, code, refused):
 
 @pytest.fixture(scope="module")
 def names():
-    spec = importlib.util.spec_from_file_location("check_names", TOOL.with_name("check_names.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(TOOL.with_name("check_names.py"))
 
 
 def test_names_are_unique_and_words_are_the_fields(names):
@@ -94,7 +89,7 @@ def test_names_are_unique_and_words_are_the_fields(names):
 
 def test_repeated_names_and_vague_words_are_found(names, tmp_path):
     write(tmp_path, "evolve/pso.py", "class PSO: ...")
-    write(tmp_path, "m/evolution.py", "class PSO: ...")  # an algorithm and its link
+    write(tmp_path, "m/evolution.py", "class PSO: ...")  # an algorithm and its link may have one name
     write(tmp_path, "io/_a.py", "class Plan: ...")
     assert list(names.check(tmp_path / "house")) == []
     write(tmp_path, "labels/_b.py", "class Plan: ...  # for whoever asks")

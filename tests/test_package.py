@@ -1,4 +1,4 @@
-"""The package as an installed thing: version, typing marker, what importing it costs, what its front door offers."""
+"""The installed package: version, typing marker, which modules importing it loads, and its public names."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ import pytest
 
 import moduli
 
-# What takes longest to import of all that moduli could need some day.
+# The slowest imports among the modules that moduli uses.
 HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "scipy", "sklearn", "networkx", "xarray", "ray", "rich", "typer")
 
 
@@ -22,8 +22,8 @@ def test_typing_marker_is_shipped():
     assert resources.files("moduli").joinpath("py.typed").is_file()
 
 
-def modules_after(*programs: str) -> list[set[str]]:
-    """The modules of one fresh process after each program."""
+def list_modules_after(*programs: str) -> list[set[str]]:
+    """Return the modules that one new process has loaded after each program."""
     lines = ["import json, sys, torch", "before = set(sys.modules)"]
     for program in programs:
         lines += [program, "print(json.dumps(sorted(set(sys.modules) - before)))"]
@@ -33,9 +33,9 @@ def modules_after(*programs: str) -> list[set[str]]:
     return [set(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def test_rooms_are_imported_when_they_are_used():
-    """One process, three programs: what each adds to those before."""
-    imported, labelled, trained, minimized = modules_after(
+def test_packages_are_imported_when_they_are_used():
+    """Check the modules that importing, labels, training and minimising load, in one process."""
+    imported, labelled, trained, minimized = list_modules_after(
         "import moduli as mo",
         "mo.zeros(2)",
         "net = torch.nn.Linear(2, 1)\n"
@@ -58,28 +58,30 @@ def test_rooms_are_imported_when_they_are_used():
         assert heavy not in minimized, f"{heavy} is imported before it is needed"
 
 
-def front_door() -> dict[str, tuple[str, str]]:
-    """What type checkers are told of each name: the module it comes from and what it is called there."""
+def read_declared_names() -> dict[str, tuple[str, str]]:
+    """Return for each public name the module and the name there, as `__init__` declares them to type checkers."""
     tree = ast.parse(resources.files("moduli").joinpath("__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))
-    told = {"Module": ("moduli.particles", "NytoModule")}
+    sources = {"Module": ("moduli.particles", "NytoModule")}
     for node in block.body:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             module = f"moduli.{node.module}" if node.module else "moduli"
             names = import_module(module).__all__ if alias.name == "*" else [alias.asname or alias.name]
-            told.update({name: (module, name) for name in names if not name.startswith("_")})
-    return told
+            sources.update({name: (module, name) for name in names if not name.startswith("_")})
+    return sources
 
 
-def test_the_front_door_gives_what_type_checkers_are_told():
-    told = front_door()
-    assert sorted(moduli.__all__) == sorted({*told, "__version__"})
-    for name, (module, there) in told.items():
-        expected = import_module(f"moduli.{there}") if module == "moduli" else getattr(import_module(module), there)
+def test_public_names_are_those_declared_to_type_checkers():
+    sources = read_declared_names()
+    assert sorted(moduli.__all__) == sorted({*sources, "__version__"})
+    for name, (module, attribute) in sources.items():
+        expected = (
+            import_module(f"moduli.{attribute}") if module == "moduli" else getattr(import_module(module), attribute)
+        )
         assert getattr(moduli, name) is expected, name
 
 
-def test_the_front_door_lists_all_its_names():
+def test_dir_lists_all_public_names():
     assert set(moduli.__all__) <= set(dir(moduli))
     with pytest.raises(AttributeError, match="module 'moduli' has no attribute 'zeroes'"):
         moduli.zeroes
@@ -92,7 +94,7 @@ def test_a_star_import_gives_everything():
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_garbage_is_collected_after_a_room_was_loaded_as_before(collects):
+def test_loading_a_package_restores_garbage_collection(collects):
     program = (
         f"import gc, moduli; gc.{'enable' if collects else 'disable'}(); moduli.minimize; moduli.labels; "
         "print(gc.isenabled())"

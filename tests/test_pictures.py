@@ -1,4 +1,4 @@
-"""What notebooks show: HTML that is escaped and whole, and figures that are returned."""
+"""HTML representations are escaped and well-formed, and plots are returned as figures."""
 
 import math
 import os
@@ -25,8 +25,8 @@ def make_optimizer():
     )
 
 
-def show(thing):
-    """The HTML of a thing as a tree: it is well-formed, has no scripts, and its text is what a reader sees."""
+def parse_html(thing):
+    """Return the HTML of an object as a tree and as text; assert that it is well-formed and has no scripts."""
     page = thing._repr_html_()
     tree = ElementTree.fromstring(f"<div>{page.replace('&rarr;', '-')}</div>")
     assert tree.find(".//script") is None
@@ -36,17 +36,17 @@ def show(thing):
 
 def test_an_optimizer_shows_its_chain_and_the_size_of_its_state():
     opt, loss = make_optimizer()
-    assert " 0 bytes of state" in show(opt)[1]
+    assert " 0 bytes of state" in parse_html(opt)[1]
     opt.step(loss)
-    tree, text = show(opt)
+    tree, text = parse_html(opt)
     assert [each.text for each in tree.iter("b")] == ["ClipNorm", "Adam", "LR"]
     assert "beta1=0.9" in text
-    assert f"{2 * 4 * 13} bytes of state, step 1" in text  # two moments of thirteen numbers in float32
+    assert f"{2 * 4 * 13} bytes of state, step 1" in text  # two moments of thirteen float32 elements
 
 
 def test_a_population_shows_the_norms_of_its_members():
     pop = mo.Population.of(nn.Linear(2, 1), 5, init=0.3)
-    tree, text = show(pop)
+    tree, text = parse_html(pop)
     norms = pop.norm()
     assert all(f"{float(each):.4g}" in text for each in (norms.min(), norms.double().mean(), norms.max()))
     assert len(tree.find(".//polyline").get("points").split()) == 5
@@ -54,27 +54,27 @@ def test_a_population_shows_the_norms_of_its_members():
 
 def test_results_spaces_axes_and_differences_show_tables():
     fit = mo.minimize(lambda p: (p["<b>&"] - 3.0).square().sum(), {"<b>&": torch.zeros(2)})
-    tree, text = show(fit)
+    tree, text = parse_html(fit)
     assert fit.reason in text
     assert "<b>&[1]" in text
     assert len(tree.find(".//polyline").get("points").split()) == len(fit.history)
-    assert repr(ODD) in show(mo.Space([ODD, "c"], name="x"))[1]
-    assert "9 labels" in show(mo.Space(range(3, 12)))[1]
-    assert "BROADCAST" in show(mo.BROADCAST)[1]
+    assert repr(ODD) in parse_html(mo.Space([ODD, "c"], name="x"))[1]
+    assert "9 labels" in parse_html(mo.Space(range(3, 12)))[1]
+    assert "BROADCAST" in parse_html(mo.BROADCAST)[1]
     left = {ODD: torch.zeros(2), "same": torch.ones(1)}
-    tree, text = show(particles.diff(left, {"same": torch.ones(1), "new": torch.ones(1)}))
+    tree, text = parse_html(particles.diff(left, {"same": torch.ones(1), "new": torch.ones(1)}))
     assert "2 tensors differ, 1 equal" in text
     assert [each.text for each in tree.iter("th")][6:] == [ODD, "new"]
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    assert "0.weight" in show(mo.axes.trace(net, torch.ones(1, 2)))[1]
-    assert "u" in show(mo.tensor([[1.0]], r=["u"], c=[ODD]))[1]
+    assert "0.weight" in parse_html(mo.axes.trace(net, torch.ones(1, 2)))[1]
+    assert "u" in parse_html(mo.tensor([[1.0]], r=["u"], c=[ODD]))[1]
     race = lab.race(["sphere-10"], [lab.contender("torch.SGD(lr=0.1)", label=ODD)], seeds=1, budget=20, workers=0)
-    _, text = show(race)
+    _, text = parse_html(race)
     assert "1 of 1 runs" in text
     assert "sphere-10" in text
 
 
-def test_a_watch_keeps_every_step_only_if_it_is_asked_to():
+def test_a_watch_stores_every_step_only_with_history():
     opt, loss = make_optimizer()
     log = opt.watch(history=True)
     seen = []
@@ -90,7 +90,7 @@ def test_a_watch_keeps_every_step_only_if_it_is_asked_to():
         opt.plot_history()
 
 
-def test_figures_hold_the_numbers():
+def test_figures_have_the_values_of_watches_and_populations():
     pytest.importorskip("matplotlib")
     opt, loss = make_optimizer()
     log = opt.watch(history=True)
@@ -115,7 +115,7 @@ def test_figures_hold_the_numbers():
     assert len(lab.race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=20, workers=0).plot().axes) == 2
 
 
-def test_matplotlib_is_imported_by_figures_alone(monkeypatch):
+def test_matplotlib_is_imported_only_for_figures(monkeypatch):
     program = "import sys, moduli, moduli.lab, moduli.optim; print('matplotlib' in sys.modules)"
     source = str(Path(mo.__file__).parents[1])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Names of other packages and of files: in chains, races, merges, laws and the catalogue; installed without a network."""
+"""Entry points of other packages in chains, races, merges, laws and the catalogue, and the pytest plugin."""
 
 import os
 import re
@@ -20,7 +20,13 @@ EXAMPLE = ROOT / "examples" / "link_package"
 
 
 def install(folder, project, site):
-    """Put a package where Python finds it, with the metadata that an installer would write."""
+    """Copy a package to a folder on the path, with the metadata that an installer would write.
+
+    Args:
+        folder: The source of the package; None for one with entry points only.
+        project: The text of its pyproject.toml.
+        site: The folder on the path.
+    """
     about = tomllib.loads(project)["project"]
     if folder is not None:
         shutil.copytree(folder, site, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,7 +47,7 @@ def forget():
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """The example installed, until the end of the test."""
+    """Install the example package until the end of the test."""
     recipes = dict(merge.RECIPES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -61,7 +67,14 @@ def installed(site):
 
 
 def declare(site, name, group, **points):
-    """Install a package that only declares entry points."""
+    """Install a package with entry points only.
+
+    Args:
+        site: The folder on the path.
+        name: The name of the package.
+        group: The group of the entry points.
+        **points: The entry points.
+    """
     listed = "\n".join(f'{key} = "{value}"' for key, value in points.items())
     install(None, f'[project]\nname = "{name}"\nversion = "1"\n[project.entry-points."{group}"]\n{listed}\n', site)
     forget()
@@ -75,7 +88,7 @@ def test_names_are_listed_without_importing_the_package(installed):
     assert "softsign" not in sys.modules
 
 
-def test_names_are_used_like_moduli_s_own(installed, tmp_path):
+def test_names_of_plugins_are_used_as_those_of_moduli(installed, tmp_path):
     results = lab.race(["ripples"], ["SoftSign | LR(0.1)", "soft_descent(lr=0.02)"], seeds=1, budget=150, workers=0)
     assert all(run["value"] < 0.1 for run in results.runs)
     report = testing.check_link("SoftSign(2.0) | LR(0.05)", laws=["pieces", "errors"])
@@ -87,7 +100,7 @@ def test_names_are_used_like_moduli_s_own(installed, tmp_path):
     assert mo.io.read(tmp_path / "out").module["w"].item() == merge.find_recipe("median")(models)["w"].item() == 2.0
 
 
-def test_the_stored_catalogue_has_them_and_follows_their_sources(installed, monkeypatch):
+def test_the_stored_catalogue_has_plugins_and_follows_their_sources(installed, monkeypatch):
     described = _catalogue.describe()
     assert described["entries"]["SoftSign"]["family"] == "softsign"
     assert described["entries"]["soft_descent"]["kind"] == "preset"
@@ -99,7 +112,7 @@ def test_the_stored_catalogue_has_them_and_follows_their_sources(installed, monk
     assert _catalogue.compute_key() != before
 
 
-def test_what_cannot_be_loaded_is_listed_with_the_reason(installed):
+def test_entry_points_that_cannot_be_loaded_are_listed_with_the_reason(installed):
     declare(installed, "broken", "moduli.links", Torn="no_such_module:Torn", Number="math:pi")
     with pytest.warns(RuntimeWarning) as warned:
         described = _catalogue.describe()["entries"]
@@ -113,11 +126,11 @@ def test_what_cannot_be_loaded_is_listed_with_the_reason(installed):
         lab.contender("Number")
 
 
-def test_a_name_that_is_taken_stays_what_it_was(installed):
+def test_plugins_cannot_replace_names(installed):
     declare(installed, "another", "moduli.links", Adam="softsign:SoftSign", SoftSign="softsign:SoftSign")
     with pytest.warns(RuntimeWarning) as warned:
-        found = lab.catalogue.entries()["Adam"].make
-    assert found is mo.m.Adam
+        make = lab.catalogue.entries()["Adam"].make
+    assert make is mo.m.Adam
     assert {"'Adam'", "'SoftSign'"} == {re.search(r"'\w+'", str(each.message))[0] for each in warned}
     with pytest.raises(merge.MergeError, match="can't add the recipe 'lerp': moduli.merge._averages has it"):
         merge.recipe(
@@ -127,7 +140,7 @@ def test_a_name_that_is_taken_stays_what_it_was(installed):
         )
 
 
-def test_a_recipe_is_a_function_with_the_decorator(installed):
+def test_an_entry_point_that_is_no_recipe_is_an_error(installed):
     declare(installed, "bare", "moduli.recipes", plain="softsign:ripples", lost="softsign:nothing")
     with pytest.raises(merge.MergeError, match="no function decorated with moduli.merge.recipe"):
         merge.find_recipe("plain")
@@ -136,7 +149,7 @@ def test_a_recipe_is_a_function_with_the_decorator(installed):
 
 
 def test_the_example_passes_its_tests_and_the_laws(site):
-    """As its author runs them: the plugin of pytest in a process of its own."""
+    """Run them as the author of the package would: with the pytest plugin in a new process."""
     paths = os.pathsep.join([str(site), *filter(None, sys.path)])
     options = ["-p", "moduli_pytest", "-p", "no:cacheprovider", "-c", "pyproject.toml", "-o", "pythonpath=", "-v"]
     laws = ["--moduli-links", "softsign", "--moduli-laws", "reference,pieces,half"]
@@ -167,7 +180,7 @@ class _Private(Slope):
 
 
 def run_laws(*arguments):
-    """Run pytest with the plugin in this process; the exit code and the outcome of each test."""
+    """Run pytest with the plugin in this process; return the exit code and the outcome of each test."""
     outcomes = {}
 
     class Recorder:
@@ -179,12 +192,12 @@ def run_laws(*arguments):
     return pytest.main(options, plugins=[Recorder()]), outcomes
 
 
-def test_the_plugin_reports_broken_laws_and_what_does_not_apply(tmp_path, monkeypatch, capsys):
+def test_the_plugin_reports_broken_and_skipped_laws(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "sloped.py").write_text(PACKAGE)
     (tmp_path / "empty").mkdir()
-    given = ["--rootdir", tmp_path, tmp_path / "empty"]
-    code, outcomes = run_laws("--moduli-links", "sloped", "--moduli-laws", "pieces,reference", *given)
+    folder = ["--rootdir", tmp_path, tmp_path / "empty"]
+    code, outcomes = run_laws("--moduli-links", "sloped", "--moduli-laws", "pieces,reference", *folder)
     assert code == pytest.ExitCode.TESTS_FAILED
     kinds = {name: outcome for name, (outcome, _) in outcomes.items()}
     assert kinds.pop("moduli-links::Bounded::reference") in ("failed", "skipped")
@@ -198,7 +211,7 @@ def test_the_plugin_reports_broken_laws_and_what_does_not_apply(tmp_path, monkey
     assert "pytest_moduli_case in conftest.py" in outcomes["moduli-links::Bounded::pieces"][1]
     for wrong in (["--moduli-links", "no_such_package"], ["--moduli-links", "math"],
                   ["--moduli-links", "sloped", "--moduli-laws", "gravity"]):  # fmt: skip
-        assert run_laws(*wrong, *given)[0] == pytest.ExitCode.USAGE_ERROR
+        assert run_laws(*wrong, *folder)[0] == pytest.ExitCode.USAGE_ERROR
     assert "defines no links" in capsys.readouterr().err
     del sys.modules["sloped"]
 

@@ -1,18 +1,17 @@
-"""What a release needs beside the code: papers, one version, a changelog that begins with what breaks."""
+"""Requirements of a release: the documents, one version, a changelog that begins with breaking changes."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 
+from launching import load_program
+
 ROOT = Path(__file__).resolve().parent.parent
-spec = importlib.util.spec_from_file_location("check_release", ROOT / "tools" / "check_release.py")
-check_release = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check_release)
+check_release = load_program(ROOT / "tools" / "check_release.py")
 
 
-def test_the_papers_of_this_version_are_complete():
+def test_the_documents_of_this_version_are_complete():
     assert check_release.check_papers() is None
 
 
@@ -27,7 +26,7 @@ def test_the_papers_of_this_version_are_complete():
         ("pyproject.toml", '"SECURITY.md", ', "", "SECURITY.md is not in the sdist"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path, file, old, new, message):
+def test_missing_documents_are_named(tmp_path, file, old, new, message):
     for name in (*check_release.PAPERS, "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     if old is None:

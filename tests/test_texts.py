@@ -1,4 +1,4 @@
-"""Texts for errors have an end, whatever they tell about."""
+"""Texts of values in error messages are bounded for values of any size."""
 
 from collections import OrderedDict
 
@@ -41,7 +41,7 @@ def double(levels):
     return value
 
 
-def test_what_refers_to_itself_or_to_others_many_times_ends():
+def test_recursive_and_repeated_containers_have_a_bounded_text():
     for value in (double(60), {"a": double(60)}, (double(60),), OrderedDict(a=double(60))):
         assert len(shorten(value)) == 203
     value = []
@@ -54,19 +54,19 @@ def test_what_refers_to_itself_or_to_others_many_times_ends():
     assert shorten([0] * 10**6, 7) == "[0, 0, ..."
 
 
-def test_only_what_is_shown_is_looked_at():
+def test_only_the_items_in_the_text_are_read():
     class Watched(list):
         def __iter__(self):
             for each in super().__iter__():
-                looked.append(each)
+                reads.append(each)
                 yield each
 
-    looked = []
+    reads = []
     shorten(Watched(range(10**5)), 30)
-    assert len(looked) < 35
+    assert len(reads) < 35
 
 
-def test_a_representation_that_fails_does_not_hide_the_error():
+def test_a_repr_that_raises_gives_the_class():
     class Odd:
         def __repr__(self):
             raise RuntimeError
@@ -75,5 +75,5 @@ def test_a_representation_that_fails_does_not_hide_the_error():
 
 
 @pytest.mark.parametrize(("text", "most", "result"), [("", 3, ""), ("abc", 3, "abc"), ("abcd", 3, "abc...")])
-def test_cut(text, most, result):
+def test_cut_shortens_long_texts(text, most, result):
     assert cut(text, most) == result

@@ -1,7 +1,7 @@
-"""The boundary to torch: every shim answers alike with the private name and without it.
+"""The boundary to torch: every shim gives the same result with the private name and without it.
 
-A test named `test_<shim>` for every shim, given `shims`: the module as it is, then a second copy of it in which no
-private name is found. Where the fallback can only give the safe answer, the test says so with `shims.known`.
+Every shim has a test named `test_<shim>` with the fixture `shims`: the module as it is, then a second copy in which no
+private name exists. Where the fallback can only return the safe result, the test distinguishes them by `shims.known`.
 """
 
 import ast
@@ -25,15 +25,15 @@ import moduli._torch
 
 def _without_private_names() -> ModuleType:
     spec = importlib.util.spec_from_file_location("moduli_torch_without", moduli._torch.__file__)
-    made = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODULI_PRIVATE", "0")
-        spec.loader.exec_module(made)
-    return made
+        spec.loader.exec_module(module)
+    return module
 
 
 class Shims:
-    """The module's names, and whether they know (or give the safe answer)."""
+    """The names of the module; `known` is whether private names exist in it, so that results are exact."""
 
     def __init__(self, module: ModuleType, known: bool) -> None:
         self.module = module
@@ -54,13 +54,13 @@ def shims(request):
 
 
 def _docstrings() -> dict[str, str]:
-    """The docstring of each function, and the comment before each assignment."""
+    """Return the docstring of each function, and the comment before each assignment, by name."""
     text = pathlib.Path(moduli._torch.__file__).read_text()
-    found = {node.name: ast.get_docstring(node) or "" for node in ast.parse(text).body if hasattr(node, "name")}
+    texts = {node.name: ast.get_docstring(node) or "" for node in ast.parse(text).body if hasattr(node, "name")}
     for comment, name in re.findall(r"((?:^#:.*\n)+)(\w+): Final", text, re.MULTILINE):
-        found[name] = comment
-    assert "in_transform" in found
-    return found
+        texts[name] = comment
+    assert "in_transform" in texts
+    return texts
 
 
 @pytest.mark.parametrize("name", [name for name in _docstrings() if not name.startswith("_")])
@@ -245,7 +245,7 @@ def test_has_autocast(shims):
 
 def test_has_global_hooks(shims):
     assert bool(shims.has_global_hooks()) == (not shims.known)
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *args: None)
     try:
         assert shims.has_global_hooks()
     finally:
@@ -253,21 +253,21 @@ def test_has_global_hooks(shims):
 
 
 def test_run_outside(shims):
-    made = []
+    tensors = []
 
     def make(value):
         assert not moduli._torch.in_transform()
         return torch.tensor([value])
 
     def inside(x):
-        made.append(shims.run_outside(make, 2.0))
-        return (x * made[-1]).sum()
+        tensors.append(shims.run_outside(make, 2.0))
+        return (x * tensors[-1]).sum()
 
     torch.vmap(inside)(torch.ones(2, 1))
     torch.func.grad(inside)(torch.ones(1))
     with torch.inference_mode():
-        made.append(shims.run_outside(make, value=2.0))
-    for tensor in made:
+        tensors.append(shims.run_outside(make, value=2.0))
+    for tensor in tensors:
         assert not tensor.is_inference()
         assert not moduli._torch.is_wrapped(tensor)
         assert tensor.tolist() == [2.0]
@@ -325,7 +325,7 @@ def test_is_flat_shard(shims):
 
     assert not shims.is_flat_shard(torch.nn.Parameter(torch.empty(2)))
     flat = torch.nn.Parameter(torch.empty(2))
-    flat.__class__ = FlatParameter  # made by FSDP in processes only
+    flat.__class__ = FlatParameter  # FSDP makes these only in a process group
     assert shims.is_flat_shard(flat)
 
 
@@ -353,7 +353,7 @@ def test_open_fake_device(shims):
         "        assert is_fake(g) and g.device.type == 'pretend'\n"
         "        try:\n            float(g.sum())\n"
         "        except Exception as error:\n            print(type(error).__name__)\n"
-        # torch's thread of the device may still ask for the interpreter, which aborts where it is gone.
+        # A thread of the device may still use the interpreter, and aborts if that has ended.
         "sys.stdout.flush()\nos._exit(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
@@ -364,14 +364,14 @@ def test_open_fake_device(shims):
 
 
 def test_find_tensor_reader(shims):
-    found = shims.find_tensor_reader()
+    reader = shims.find_tensor_reader()
     if not shims.known:
-        assert found is None
+        assert reader is None
         return
-    assert len(found) == 7
+    assert len(reader) == 7
     described = (ctypes.c_uint64 * 8)()
     tensor = torch.ones(2, 3)[1:]
-    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(found[-1])(tensor, ctypes.addressof(described))
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(reader[-1])(tensor, ctypes.addressof(described))
     assert described[0] == tensor.data_ptr()
 
 
@@ -411,13 +411,13 @@ def test_keep_from_tracing(shims):
     def inner(x):
         return x + (1.0 if torch.compiler.is_compiling() else 2.0)
 
-    def kept(x):
+    def untraced(x):
         return inner(x) if torch.compiler.is_compiling() else inner(x) + 10.0
 
-    # The mark is one of the code, which functions made by the same line share.
-    kept.__code__ = kept.__code__.replace(co_name=f"kept_{shims.known}")
-    shims.keep_from_tracing(kept)
-    compiled = torch.compile(lambda x: kept(x * 1.0) * 1.0, backend="eager")
+    # The mark is set on the code object, which functions made by the same line share.
+    untraced.__code__ = untraced.__code__.replace(co_name=f"untraced_{shims.known}")
+    shims.keep_from_tracing(untraced)
+    compiled = torch.compile(lambda x: untraced(x * 1.0) * 1.0, backend="eager")
     assert compiled(torch.zeros(())).item() == (12.0 if shims.known else 1.0)
 
 
@@ -521,14 +521,14 @@ def test_register_collate(shims):
             torch.utils.data.default_collate([Sample(), Sample()])
 
 
-# -- who else holds it -------------------------------------------------------------------------------------------------
+# -- references --------------------------------------------------------------------------------------------------------
 
 
 def test_count_references(shims):
-    held = [object()]
-    before = shims.count_references(held[0])
-    held.append(held[0])
-    after = shims.count_references(held[0])
+    references = [object()]
+    before = shims.count_references(references[0])
+    references.append(references[0])
+    after = shims.count_references(references[0])
     assert after == (before + 1 if shims.known else moduli._torch.UNKNOWN)
 
 

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
-# Two things of one name by contract: torch's own word for a module and for a link, and an algorithm beside its link.
+# Names that two classes may have: `Module` as in torch and as a link, and an algorithm beside its link.
 SHARED = {"Module"}
 ALGORITHMS = ("evolve/", "m/evolution", "m/population/")
-# The first word of a private function: what it does, not what its result has become.
+# First words of function names that are no verbs.
 PARTICIPLES = re.compile(
     r"_(?:\w*[^e]ed|made|taken|drawn|found|held|known|kept|met|seen|shown|told|written|built|chosen|grown|frozen)(?:_\w+)?"
 )
@@ -29,18 +29,18 @@ VAGUE = re.compile(r"\b(somebody|someone|nobody|whoever|anybody|anyone|everybody
 
 
 def main() -> int:
-    """Print what is refused."""
-    found = list(check(SOURCE))
+    """Print all violations; return 1 if there are any."""
+    lines = list(check(SOURCE))
     print(
-        *found,
-        f"{len(found)} names or words" if found else "Names are unique and words are the field's",
+        *lines,
+        f"{len(lines)} names or words" if lines else "Names are unique and words are the field's",
         sep="\n",
     )
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 def check(source: pathlib.Path) -> Iterator[str]:
-    """A line for everything that is refused in the package at `source`."""
+    """Yield a line for every violation in the package at `source`."""
     places = defaultdict(list)
     for path in sorted(source.rglob("*.py")):
         inside = path.relative_to(source).as_posix()
@@ -62,7 +62,7 @@ def check(source: pathlib.Path) -> Iterator[str]:
 
 
 def is_verb(function: ast.FunctionDef) -> bool:
-    """Whether a function's name may be one: properties are nouns, and public hooks keep the names that programs use."""
+    """Whether the name of a function begins with a verb; special methods and properties always pass."""
     if function.name.startswith("__") or any("property" in ast.unparse(each) for each in function.decorator_list):
         return True
     first = re.match(r"_?[^_]*", function.name)

@@ -24,7 +24,7 @@ QUICK = ["tests/test_package.py", "tests/test_device.py", "tests/labels/test_spa
 
 
 def main(argv: list[str]) -> int:
-    """Build, install, use; the first thing that fails ends it."""
+    """Build a release, install it and use it; the first failure raises."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", nargs="*", default=QUICK, help="which tests of the sdist to run")
     parser.add_argument("--keep", action="store_true", help="leave the folder it was done in")
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(folder: Path, tests: list[str]) -> None:
-    """Everything, in a folder of its own."""
+    """Build, install and check wheel and sdist in a new folder."""
     check_papers()
     python = make_environment(folder / "env")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", CONSTRAINTS]
@@ -85,7 +85,7 @@ PAPERS = ("LICENSE", "CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONT
 
 
 def check_papers(root: Path = ROOT) -> None:
-    """Refuse a release without its papers, with two versions, or whose changelog does not begin with what breaks."""
+    """Raise SystemExit if documents are missing, versions differ, or the changelog does not begin with breaking changes."""
     faults = [f"{name} is missing" for name in PAPERS if not (root / name).is_file()]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     version = project["project"]["version"]
@@ -109,18 +109,18 @@ def check_papers(root: Path = ROOT) -> None:
 
 
 def blocks(page: Path) -> list[str]:
-    """The Python of a page, as one program."""
+    """Return the Python blocks of a page, joined to one program."""
     return ["\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.S | re.M))]
 
 
 def make_environment(folder: Path) -> Path:
-    """A fresh environment; its interpreter."""
+    """Make an environment and return its interpreter."""
     venv.create(folder, with_pip=True)
     return folder / "bin" / "python"
 
 
 def run(command: list[object], where: Path) -> None:
-    """Run a command away from the checkout and from what the shell would add to the path."""
+    """Run a command in a folder outside of the checkout, without PYTHONPATH and VIRTUAL_ENV."""
     print("$", *[str(part).replace(str(where), ".") for part in command], flush=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     subprocess.run([str(part) for part in command], cwd=where, env=environment, check=True)

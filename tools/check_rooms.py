@@ -31,21 +31,21 @@ DOCUMENTED = (
     "torch._foreach_",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.Tensor._make_wrapper_subclass",
-    "torch.nn.Module._",  # what subclasses override
+    "torch.nn.Module._",  # hooks that subclasses override
 )
-# Of the interpreter: documented as details of CPython, or as reading memory at an address.
+# Names of the interpreter that are details of CPython, or read memory at an address.
 INTERPRETER = {"getrefcount", "pythonapi", "from_address", "_getframe"}
 
 
 def main() -> int:
-    """Print what is refused."""
-    found = list(check(SOURCE))
-    print(*found, f"{len(found)} private names or imports" if found else "Rooms use front doors only", sep="\n")
-    return 1 if found else 0
+    """Print all violations; return 1 if there are any."""
+    lines = list(check(SOURCE))
+    print(*lines, f"{len(lines)} private names or imports" if lines else "Rooms use front doors only", sep="\n")
+    return 1 if lines else 0
 
 
 def check(source: pathlib.Path) -> Iterator[str]:
-    """A line for everything that is refused in the package at `source`."""
+    """Yield a line for every violation in the package at `source`."""
     for path in sorted(source.rglob("*.py")):
         inside = path.relative_to(source)
         room = inside.parts[0].removesuffix(".py")
@@ -61,7 +61,7 @@ def check(source: pathlib.Path) -> Iterator[str]:
 
 
 def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The private names of torch and the interpreter, with their lines."""
+    """Yield the line and the name of every private name of torch or the interpreter."""
     modules = {"torch": "torch"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -100,7 +100,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Every name imported from this package, in full, with its line."""
+    """Yield the line and the full name of every import from this package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             before = package[: len(package) - node.level + 1] if node.level else ()

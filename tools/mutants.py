@@ -1,9 +1,9 @@
-"""Break links one line at a time and see whether their quick tests notice: ``make mutants``.
+"""Change links one line at a time and check that their quick tests fail: ``make mutants``.
 
 A mutant is one line of a link, changed to something plausible and wrong: a bias correction left out, two axes swapped, a
-bound dropped. Each is tried in a process of its own, which imports the changed file in place of the one that is there, and
-runs the tests of the link: its rows of the law book under the laws "reference" and "optimum", and what pytest finds by the
-given arguments. A mutant that no test notices survives, and is a test to write.
+bound dropped. Each is tried in a new process, which imports the changed file instead of the original, and runs the tests of
+the link: its rows of the law book under the laws "reference" and "optimum", and pytest with the given arguments. A mutant
+survives if no test fails; then a test is missing.
 
     python tools/mutants.py            all of them
     python tools/mutants.py Dion LMO   those of some links
@@ -24,17 +24,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
-import torch  # noqa: F401 (here, so that the processes do not each import it)
+import torch  # noqa: F401 (imported once, before the processes fork)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "moduli" / "m"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
-from mutant_table import LINKS, Link  # noqa: E402 (it is found beside this file)
+from mutant_table import LINKS, Link  # noqa: E402 (a file beside this one)
 
 
 def main(names: list[str]) -> int:
-    """Try the mutants, and print which survive and the score."""
+    """Try the mutants and print the survivors and the score; return 1 if one survives, 2 for wrong arguments."""
     unknown = set(names) - {link.name for link in LINKS}
     if unknown:
         print(f"no mutants of {', '.join(sorted(unknown))}; there are some of {', '.join(link.name for link in LINKS)}")
@@ -59,7 +59,7 @@ def main(names: list[str]) -> int:
 
 
 def find_stale(links: Sequence[Link]) -> list[str]:
-    """A line for each change of something that is no longer in the file of its link."""
+    """Return a line for each mutant whose text is no longer in the file of its link."""
     texts = {
         link.file: path.read_text(encoding="utf-8") if (path := SOURCE / link.file).exists() else "" for link in links
     }
@@ -72,7 +72,13 @@ def find_stale(links: Sequence[Link]) -> list[str]:
 
 
 def try_mutant(link: Link, old: str, new: str) -> bool:
-    """Whether a test of a link fails where a line of its file is changed."""
+    """Whether a test of a link fails in a new process with a line of its file changed.
+
+    Args:
+        link: The link.
+        old: The text to replace; nothing is changed if it is empty.
+        new: The replacement.
+    """
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -87,7 +93,7 @@ def try_mutant(link: Link, old: str, new: str) -> bool:
 
 
 class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """Imports one file of the catalogue with a line changed; all others are found as ever."""
+    """An importer of one file of `moduli.m` with changed text; other modules are imported normally."""
 
     def __init__(self, file: str, old: str, new: str) -> None:
         self.path = SOURCE / file
@@ -98,15 +104,15 @@ class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The changed file, where it is the one that is imported."""
+        """Return a spec of the changed module, and None for every other module."""
         return importlib.util.spec_from_loader(fullname, self) if fullname == self.name else None
 
     def get_filename(self, fullname: str) -> str:
-        """Where the file is."""
+        """Return the path of the file."""
         return str(self.path)
 
     def get_data(self, path: str | bytes) -> bytes:
-        """The changed text."""
+        """Return the changed text."""
         return self.text.encode()
 
 
@@ -120,7 +126,7 @@ def notices(link: Link) -> bool:
             for law in ("reference", "optimum"):
                 try:
                     check_law(row, law)
-                except Exception:  # noqa: BLE001 (whatever a broken link raises, it was noticed)
+                except Exception:  # noqa: BLE001 (any error of a broken link counts as noticed)
                     return True
     if not link.tests:
         return False

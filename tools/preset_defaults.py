@@ -43,7 +43,7 @@ class Reference:
 
     @property
     def package(self) -> str:
-        """The package that it is from."""
+        """The package of the class."""
         return self.path.partition(".")[0]
 
 
@@ -64,7 +64,7 @@ def _eps(value: float) -> Defaults:
 
 
 _ADAM = {**_lr(1e-3), **BETAS, **_eps(1e-8), **DECAY}
-# No source says why: the value is older than this comparison.
+# The reason is not recorded: the value is older than this comparison.
 _OWN = "this library's choice, kept for programs that rely on it"
 
 REFERENCES: dict[str, Reference] = {
@@ -241,7 +241,7 @@ REFERENCES: dict[str, Reference] = {
     "sophia": _peer("SophiaH", {**_lr(0.06)}, lr=_OWN),
 }
 
-# Without a counterpart of that name in either package.
+# Presets without a counterpart of that name in either package.
 WITHOUT = (
     "adam8bit",
     "bfgs",
@@ -312,7 +312,7 @@ def render_page() -> str:
 
 
 def check_installed() -> list[str]:
-    """Return what the installed implementations say otherwise; those that are not installed are left out."""
+    """Return a line for every default that differs from the installed implementation, if there is one."""
     wrong = []
     for preset, reference in REFERENCES.items():
         try:
@@ -329,9 +329,9 @@ def check_installed() -> list[str]:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        found = check_installed()
-        print("\n".join(found) or "all as recorded")
-        sys.exit(bool(found))
+        differences = check_installed()
+        print("\n".join(differences) or "all as recorded")
+        sys.exit(bool(differences))
     if "--write" in sys.argv:
         PAGE.write_text(render_page())
     else:

@@ -1,4 +1,4 @@
-"""The README's table of ratios, made from docs/benchmarks.md: losses stay, and ranges over runs are shown where there are any.
+"""Make the README's table of ratios from docs/benchmarks.md, including rows that moduli loses, with ranges over runs.
 
 python tools/readme_table.py           print the table
 python tools/readme_table.py --write   put it into README.md
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 FUSED = "`torch.optim.Adam(fused=True)`"
-# A row is the name of one of the page, with its unit after a colon where names repeat; "a // b" is a ratio of two.
+# A row is named as on the page, with its unit after a colon if names repeat; "a // b" is the ratio of two rows.
 LINES = (
     Line("Adam step, 4 tiny tensors", FUSED, "optim", ("Adam step, 4 tiny tensors / torch fused",)),
     Line("Adam step, 1000 tensors of 10", FUSED, "optim", ("Adam step, 1000 x 10 / torch fused",)),
@@ -63,7 +63,7 @@ LINES = (
 
 
 def read_page(text: str) -> dict[tuple[str, str], tuple[float, str]]:
-    """Return the ratios of the page and their ranges, by section and row; rows are also found with their unit after a colon.
+    """Return the ratios of the page and their ranges, by section and row, and also by row with its unit after a colon.
 
     Args:
         text: The page.
@@ -95,8 +95,8 @@ def find_ratio(rows: dict[tuple[str, str], tuple[float, str]], section: str, nam
     missing = [each for each in names if (section, each) not in rows]
     if missing:
         raise LookupError(f"docs/benchmarks.md has no row {missing[0]!r} in its section {section!r}")
-    found = [rows[section, each] for each in names]
-    return found[0] if len(found) == 1 else (found[0][0] / found[1][0], "")
+    entries = [rows[section, each] for each in names]
+    return entries[0] if len(entries) == 1 else (entries[0][0] / entries[1][0], "")
 
 
 def make_table(page: str) -> str:

@@ -72,7 +72,7 @@ def make(place: pathlib.Path, version: str) -> pathlib.Path:
     release = find_oldest_torch() if version == MINIMUM else version
     subprocess.check_call([*pip, "--no-deps", f"torch=={release}", *(["--index-url", index] if index else [])])
     subprocess.check_call([*pip, *PURE, *TESTS, *list_requirements(oldest=version == MINIMUM)])
-    # For the metadata of the package and its entry points; the tests import the source.
+    # Installed for its metadata and entry points; the tests import the source.
     subprocess.check_call([*pip, "--no-deps", str(ROOT)])
     if not index:
         build_stubs(place)
@@ -88,13 +88,13 @@ def find_oldest_torch() -> str:
 
 
 def build_stubs(place: pathlib.Path) -> None:
-    """A library of empty functions for each that torch's own libraries ask for and this machine lacks."""
+    """Build a library of empty functions for every library that torch needs and this machine lacks."""
     stubs = place / "stubs"
     stubs.mkdir(exist_ok=True)
     (folder,) = place.glob("lib/python*/site-packages/torch")
     libraries = [*folder.glob("lib/*.so*"), *folder.glob("*.so")]
-    known = {library.name for library in libraries}
-    known.update(re.findall(r"^\s*(\S+) \(", _output("/sbin/ldconfig", "-p"), re.MULTILINE))
+    present = {library.name for library in libraries}
+    present.update(re.findall(r"^\s*(\S+) \(", _output("/sbin/ldconfig", "-p"), re.MULTILINE))
     missing: set[str] = set()
     wanted: set[tuple[str, str]] = set()
     defined: set[str] = set()
@@ -110,15 +110,15 @@ def build_stubs(place: pathlib.Path) -> None:
                 wanted.add((symbol, version.lstrip("@")))
             elif section:
                 defined.add(name.partition("@")[0])
-    # Without a version a symbol may be in any of them; those of the system's libraries all have one.
+    # Symbols without a version may be in any library; those of the system's libraries all have versions.
     loose = {symbol for symbol, version in wanted if symbol and not version} - defined
-    for number, name in enumerate(sorted(missing - known)):
+    for number, name in enumerate(sorted(missing - present)):
         symbols = {version: {s for s, v in wanted if v == version} for version in versions.get(name, ())}
         _build(stubs / name, symbols, loose if number == 0 else set())
 
 
 def _build(library: pathlib.Path, versioned: dict[str, set[str]], loose: set[str]) -> None:
-    """A library whose functions answer that there is no device."""
+    """Build a library whose functions return the error that there is no device."""
     symbols = sorted(loose.union(*versioned.values()))
     source = library.with_suffix(".c")
     source.write_text(

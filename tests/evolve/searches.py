@@ -1,4 +1,4 @@
-"""Every search, in every variant that has a law of its own, as (name, function of x0 and options)."""
+"""Every search in every variant that the laws are checked for, by name."""
 
 from functools import partial
 
@@ -37,8 +37,8 @@ INTEGER = ["PSO", "PSO ring", "DE rand/1", "SHADE", "GA", "CEM"]
 CATEGORICAL = ["GA", "CEM"]
 
 
-def least(name):
-    """The smallest population that a search takes."""
+def find_least_population(name):
+    """Return the smallest population that a search takes."""
     if name.startswith(("DE", "JADE", "SHADE")):
         return 4
     return 2 if name.startswith(("CMAES", "ARS")) else 1

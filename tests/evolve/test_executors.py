@@ -1,4 +1,4 @@
-"""Executors give what a loop gives, on any number of workers, and survive their faults."""
+"""Executors compute what a loop computes, on any number of workers, also if workers fail."""
 
 import math
 import os
@@ -45,14 +45,14 @@ def ray_cluster():
 @pytest.fixture(params=["pool 1", "pool 2", "ray"])
 def executor(request):
     if request.param == "ray":
-        # One for all tests: it takes its actors seconds to import torch.
+        # Shared by all tests, because its actors take seconds to import torch.
         shared = request.getfixturevalue("ray_cluster")
 
-        def again(timeout=None, retries=1):
+        def configure(timeout=None, retries=1):
             shared.timeout, shared.retries = timeout, retries
             return shared
 
-        yield again
+        yield configure
         return
     opened = []
 
@@ -72,7 +72,7 @@ def test_ray_with_too_few_processors_is_a_smaller_pool_or_an_error(ray_cluster):
         Ray(1, num_gpus=1)
     with pytest.raises(ValueError, match="an actor needs 64 CPU"):
         Ray(num_cpus=64)
-    # All processors are taken by the actors of another executor.
+    # The actors of another executor occupy all processors.
     ray_cluster.map(sphere, X)
     with pytest.raises(RuntimeError, match="no workers left .*started within"):
         Ray(1, start_timeout=5.0).map(sphere, X)
@@ -97,12 +97,12 @@ options = {"resources": {"far": 1}} if len(sys.argv) > 1 else {}
 def net():
     torch.manual_seed(0)
     return torch.nn.Linear(4, 3)
-with warnings.catch_warnings(record=True) as told, Ray(3 - len(sys.argv[1:]), **options) as executor:
+with warnings.catch_warnings(record=True) as caught, Ray(3 - len(sys.argv[1:]), **options) as executor:
     warnings.simplefilter("always")
     workers = executor.workers
-    found = search(net(), fitness, method="openes", population=12, budget=96, executor=executor, callback=lose)
-    print(workers, executor.workers, any("goes on with" in str(w.message) for w in told))
-print(found.history == search(net(), fitness, method="openes", population=12, budget=96).history)
+    result = search(net(), fitness, method="openes", population=12, budget=96, executor=executor, callback=lose)
+    print(workers, executor.workers, any("goes on with" in str(w.message) for w in caught))
+print(result.history == search(net(), fitness, method="openes", population=12, budget=96).history)
 """
 
 
@@ -119,30 +119,30 @@ def test_a_lost_node_is_a_smaller_pool_or_an_error(all_lost, tmp_path):
         assert "RuntimeError: Ray has no workers left" in done.stderr
     else:
         assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.strip().splitlines()[-2:] == ["3 2 True", "True"]  # Ray writes there too
+        assert done.stdout.strip().splitlines()[-2:] == ["3 2 True", "True"]  # Ray writes to stdout too
 
 
-def test_seeds_travel_instead_of_members(executor, monkeypatch):
+def test_workers_are_sent_seeds_instead_of_members(executor, monkeypatch):
     from moduli.evolve import search
 
     def fitness(net):
         return net.weight[0, :8].square().sum() + net.weight[-1].sum()
 
-    def found(**options):
+    def run(**options):
         torch.manual_seed(0)
         net = torch.nn.Linear(600, 500, bias=False)
         return search(net, fitness, budget=64, population=32, **options)
 
-    made = []
-    monkeypatch.setattr(OpenES, "rows", lambda *args: made.append(args))
+    rows = []
+    monkeypatch.setattr(OpenES, "rows", lambda *args: rows.append(args))
     for options in ({"method": "openes"}, {"method": "openes", "rank": 2}, {"method": "snes"}):
         pool = executor()
-        there = found(executor=pool, **options)
+        there = run(executor=pool, **options)
         pool.close()
-        here = found(**options).history
-        # Of low rank, members that are evaluated here are not made, and so differ by rounding.
+        here = run(**options).history
+        # With low rank, members that are evaluated in this process are not stored, so they differ by rounding.
         assert there.history == (pytest.approx(here, rel=1e-5) if "rank" in options else here)
-    assert made == []
+    assert rows == []
 
 
 def test_a_worker_draws_the_noise_of_mirrored_members_once(monkeypatch):
@@ -154,9 +154,9 @@ def test_a_worker_draws_the_noise_of_mirrored_members_once(monkeypatch):
     drawn, normal = [], Noise._normal
     monkeypatch.setattr(Noise, "_normal", lambda *args: drawn.append(args[2]) or normal(*args))
     packed = pickle.dumps(pack(search.draft()))
-    # The fifth is made again after its mirror image, and its noise drawn again.
-    found = {member: worker.make(pickle.loads(packed), member, 0)[0] for member in (0, 1, 3, 2, 4, 5, 4, 6)}
-    assert found == pytest.approx({member: wanted[member] for member in found}, rel=1e-9)
+    # Member 4 is made again after its mirror image, and its noise is drawn again.
+    values = {member: worker.make(pickle.loads(packed), member, 0)[0] for member in (0, 1, 3, 2, 4, 5, 4, 6)}
+    assert values == pytest.approx({member: wanted[member] for member in values}, rel=1e-9)
     assert len(drawn) == 5 * search._noise.segments
 
 
@@ -164,7 +164,7 @@ def faulty(kind, tmp_path, bad=4.0, times=1):
     return Faulty(kind, tmp_path, bad, times)
 
 
-def test_workers_give_what_a_loop_gives(executor):
+def test_workers_compute_what_a_loop_computes(executor):
     pool = executor()
     for fitness in (sphere, noisy):
         for dtype in (torch.float32, torch.float64):
@@ -178,13 +178,13 @@ def test_an_exception_is_tried_again_elsewhere(executor, tmp_path):
     with pytest.warns(EvaluationWarning, match="member 2 is evaluated again: ArithmeticError: no such model"):
         values = executor().map(fitness, X)
     assert torch.equal(values, X.double().sum(1))
-    assert [fitness.seen(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
+    assert [fitness.count_calls(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
 
 
 def test_a_member_that_always_fails_is_nan_and_named(executor, tmp_path):
-    with pytest.warns(EvaluationWarning) as told:
+    with pytest.warns(EvaluationWarning) as caught:
         values = executor(retries=2).map(faulty("raise", tmp_path, times=99), X)
-    messages = [str(w.message) for w in told]
+    messages = [str(w.message) for w in caught]
     assert len(messages) == 3
     assert messages[-1] == "member 2 has no fitness (NaN) (3 attempts): ArithmeticError: no such model"
     assert values.isnan().tolist() == [i == 2 for i in range(6)]
@@ -195,7 +195,7 @@ def test_a_killed_worker_is_replaced(executor, tmp_path):
     with pytest.warns(EvaluationWarning, match="member 2 is evaluated again: its worker died"):
         values = pool.map(fitness, X)
     assert torch.equal(values, X.double().sum(1))
-    assert [fitness.seen(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
+    assert [fitness.count_calls(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
     assert torch.equal(pool.map(fitness, X), values)
 
 
@@ -225,7 +225,7 @@ def test_in_process_one_bad_member_is_nan(tmp_path):
     assert values.isnan().tolist() == [i == 2 for i in range(6)]
 
 
-def test_the_global_generators_are_left_alone():
+def test_the_global_generators_do_not_change():
     before = torch.get_rng_state()
     InProcess().map(noisy, X)
     assert torch.equal(before, torch.get_rng_state())
@@ -241,7 +241,7 @@ def test_vectorised_blocks_are_one_function():
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_other_ways_to_start(start):
+def test_pools_start_by_forkserver_and_spawn(start):
     with Pool(1, start=start) as pool:
         assert torch.equal(pool.map(torch.sum, X), X.double().sum(1))
         with pytest.raises(TypeError, match="can't be sent to other processes"):
@@ -327,7 +327,7 @@ def test_two_ranks_exchange_pairs_and_agree_with_one(tmp_path):
         assert history == alone.history
         assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
     assert (first[2], second[2]) == (35, 28)
-    assert first[3] == [5 * 16] * 7  # one (seed, fitness) pair for each member, whatever the size of the model
+    assert first[3] == [5 * 16] * 7  # one (seed, fitness) pair per member, for a model of any size
 
 
 LONG = """
@@ -374,7 +374,7 @@ def test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from(tmp_path):
     assert (tmp_path / "search.ckpt").exists()
     assert [code for _, code in run("again")] == [0, 0]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
-    # Rank 0's members of the generation that was lost are in the journal: it evaluates two generations of 32 less those.
+    # The journal has rank 0's members of the lost generation, so it evaluates 32 members less than rank 1.
     assert (first[2], second[2]) == (32, 64)
     assert torch.equal(first[0], second[0])
     assert first[1] == second[1]
@@ -383,23 +383,23 @@ def test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from(tmp_path):
     alone = search(
         net, lambda net: net.weight[0, :8].square().sum(), method="openes", optimizer="sgd", budget=192, population=64
     )
-    # Sums over the noise of 32 directions are reduced, so they are those of one process to rounding.
+    # Sums over the noise of 32 directions are reduced, so they equal those of one process up to rounding.
     torch.testing.assert_close(first[0], net.weight.detach(), rtol=1e-5, atol=1e-6)
     assert first[1] == pytest.approx(alone.history, rel=1e-5)
 
 
-def test_ranks_that_disagree_say_so(tmp_path):
+def test_ranks_with_different_searches_are_refused(tmp_path):
     results = two_ranks(tmp_path, 1)
     assert all(code != 0 for _, code in results)
     assert any("do not run the same search" in error for error, _ in results)
 
 
-def test_nan_fitness_of_a_worker_reaches_the_search(tmp_path):
+def test_a_fitness_of_nan_is_nan_in_process():
     assert math.isnan(InProcess().map(lambda row: math.nan, X[:1])[0])
 
 
 class Attributes:
-    """A fitness with the names that fitnesses of modules have."""
+    """A fitness whose attributes have the names of methods of fitnesses of modules."""
 
     def __init__(self):
         self.batch = self.search = self.evaluate_member = torch.ones(3)
@@ -411,7 +411,7 @@ class Attributes:
 @pytest.mark.parametrize(
     "make", [InProcess, lambda: InProcess(vectorised=True), lambda: Pool(1, start="fork")], ids=["one", "all", "pool"]
 )
-def test_attributes_of_a_users_fitness_are_its_own(make):
+def test_attributes_of_a_users_fitness_are_not_interpreted(make):
     with make() as executor:
         assert executor.map(Attributes(), torch.eye(3)).tolist() == [1.0, 1.0, 1.0]
 
@@ -420,7 +420,7 @@ def test_attributes_of_a_users_fitness_are_its_own(make):
 def test_workers_evaluate_their_slices_by_shared_products(kind, executor, tmp_path):
     x = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
     y = torch.tanh(x[:, :1] - x[:, 1:2])
-    method = "snes" if kind == "plain" else "openes"  # with a deviation for each number, and with one for all
+    method = "snes" if kind == "plain" else "openes"  # with a standard deviation per parameter, and with one for all
     options = {"method": method, "budget": 48, "population": 24, "rank": 1, "seed": 3}
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -431,20 +431,20 @@ def test_workers_evaluate_their_slices_by_shared_products(kind, executor, tmp_pa
         return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
 
     expected = search(net(), Counted(here, x, y), **options)
-    assert len(list(here.iterdir())) == 2  # once for each generation
+    assert len(list(here.iterdir())) == 2  # one call per generation
     fitness = Opaque(there, x, y) if kind == "opaque" else Counted(there, x, y, kill=kind == "killed")
     pool = executor()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = search(net(), fitness, executor=pool, **options)
-    torch.testing.assert_close(torch.tensor(found.history), torch.tensor(expected.history), rtol=1e-5, atol=1e-7)
+        result = search(net(), fitness, executor=pool, **options)
+    torch.testing.assert_close(torch.tensor(result.history), torch.tensor(expected.history), rtol=1e-5, atol=1e-7)
     for name, value in expected.x.items():
-        torch.testing.assert_close(found.x[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.x[name], value, rtol=1e-4, atol=1e-5)
     calls = len(list(there.iterdir()))
-    assert any("one by one" in str(each.message) for each in told) == (kind == "opaque")
+    assert any("one by one" in str(each.message) for each in caught) == (kind == "opaque")
     if kind == "plain":
-        assert calls == 2 * pool.workers  # a slice for each worker
+        assert calls == 2 * pool.workers  # one slice per worker
     else:
         assert calls > (
             24 if kind == "opaque" else 12
-        )  # one by one, in all slices or in that of the worker that was lost
+        )  # members are called one by one, in all slices or in that of the killed worker

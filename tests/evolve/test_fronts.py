@@ -1,4 +1,4 @@
-"""Several objectives, and archives over descriptors: sorting by its definition, known fronts, states that go on."""
+"""Multi-objective searches and archives over descriptors: sorting, known fronts, resuming."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_the_front_of_a_known_problem():
     for _ in range(120):
         search.tell(_zdt1(search.ask()))
     front = search.front
-    # The front is f2 = 1 - sqrt(f1); the volume below (1.1, 1.1) is 1.1² - 1/3 - what lies beyond the ends.
+    # The front is f2 = 1 - sqrt(f1); its hypervolume below (1.1, 1.1) is at most 1.1² - 1/3.
     exact = 1.1 * 1.1 - 1 / 3
     assert front.find_hypervolume([1.1, 1.1]) > 0.985 * exact
     assert float((front.fitness[:, 1] - (1 - front.fitness[:, 0].sqrt())).abs().max()) < 0.05
@@ -60,7 +60,7 @@ def test_the_front_of_a_known_problem():
     assert search.evaluations == 120 * 60
 
 
-def test_volumes():
+def test_hypervolumes_of_boxes():
     cube = ParetoFront(torch.zeros(1, 1), torch.tensor([[0.0, 0.0, 0.0]]))
     assert cube.find_hypervolume([1.0, 2.0, 3.0]) == 6.0
     two = ParetoFront(torch.zeros(2, 1), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
@@ -71,7 +71,7 @@ def test_volumes():
 
 
 @pytest.mark.parametrize("kind", ["front", "archive"])
-def test_states_go_on_bit_for_bit(kind):
+def test_states_resume_bit_for_bit(kind):
     def make():
         if kind == "front":
             return NSGA2(torch.zeros(3), bounds=(-1.0, 1.0), population=8, seed=2)
@@ -116,7 +116,7 @@ def test_an_archive_holds_the_best_of_each_cell():
     assert sorted(values.tolist()) == [1.0, 2.0, 9.0]
 
 
-def test_pictures():
+def test_plots_of_fronts_and_archives():
     pytest.importorskip("matplotlib")
     search = MAPElites(torch.zeros(2), ranges=[(0.0, 1.0)] * 3, cells=2, population=6)
     search.tell(torch.ones(6), torch.rand(6, 3))
@@ -124,7 +124,7 @@ def test_pictures():
     assert ParetoFront(torch.zeros(1, 1), torch.zeros(1, 2)).plot().axes[0].get_ylabel() == "second objective"
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="has to be even"):
         NSGA2(torch.zeros(2), bounds=(0.0, 1.0), population=5)
     with pytest.raises(ValueError, match="have to be finite"):

@@ -1,4 +1,4 @@
-"""Episodes of Gymnasium as a fitness, against episodes that are played one by one."""
+"""A fitness of vectorised Gymnasium episodes equals episodes played one by one."""
 
 import pickle
 
@@ -12,22 +12,29 @@ gymnasium = pytest.importorskip("gymnasium", reason="an extra: pip install modul
 
 
 def play(name, policy, episodes, seed):
-    """The returns of episodes that are played one after the other, with the seeds that a vectorised environment gives them."""
-    found = []
+    """Return the returns of episodes played one by one, with the seeds of a vectorised environment.
+
+    Args:
+        name: The environment.
+        policy: The network.
+        episodes: The number of episodes.
+        seed: The seed of the first.
+    """
+    returns = []
     for episode in range(episodes):
         environment = gymnasium.make(name)
-        seen, _ = environment.reset(seed=seed + episode)
+        observation, _ = environment.reset(seed=seed + episode)
         total, over = 0.0, False
         while not over:
-            outputs = policy(torch.from_numpy(np.asarray(seen, dtype=np.float32))[None])[0]
+            outputs = policy(torch.from_numpy(np.asarray(observation, dtype=np.float32))[None])[0]
             if isinstance(environment.action_space, gymnasium.spaces.Discrete):
                 action = int(outputs.argmax())
             else:
                 action = outputs.numpy().clip(environment.action_space.low, environment.action_space.high)
-            seen, reward, terminated, truncated, _ = environment.step(action)
+            observation, reward, terminated, truncated, _ = environment.step(action)
             total, over = total + float(reward), terminated or truncated
-        found.append(total)
-    return found
+        returns.append(total)
+    return returns
 
 
 @pytest.mark.parametrize(("name", "options"), [("CartPole-v1", {"sutton_barto_reward": False}), ("Pendulum-v1", {})])
@@ -40,10 +47,10 @@ def test_episodes_at_once_are_episodes_one_by_one(name, options):
     assert problem.returns(policy).tolist() == pytest.approx(one_by_one, rel=1e-5)
     assert problem(policy) == pytest.approx(-np.mean(one_by_one), rel=1e-5)
     if name == "CartPole-v1":
-        assert problem.steps == 2 * sum(one_by_one)  # a reward of one for each step, evaluated twice
+        assert problem.steps == 2 * sum(one_by_one)  # the reward is 1 per step, and the policy was evaluated twice
 
 
-def test_a_policy_is_evolved_and_starts_are_fixed():
+def test_a_policy_is_evolved_with_fixed_initial_states():
     problem = problems.gym("CartPole-v1", episodes=4)
     policy = torch.nn.Linear(problem.observations, problem.actions, bias=False)
     torch.nn.init.zeros_(policy.weight)
@@ -56,7 +63,7 @@ def test_a_policy_is_evolved_and_starts_are_fixed():
     assert problem(policy) == result.value
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_policies_and_environments_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         problems.gym("CartPole-v1", episodes=0)
     problem = problems.gym("CartPole-v1")

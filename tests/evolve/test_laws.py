@@ -1,4 +1,4 @@
-"""What holds for every search."""
+"""Laws for every search."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evolve.searches import CATEGORICAL, INTEGER, SEARCHES, least, sphere
+from evolve.searches import CATEGORICAL, INTEGER, SEARCHES, find_least_population, sphere
 from moduli.evolve import Reason, Search
 
 every = pytest.mark.parametrize("name", SEARCHES)
@@ -26,7 +26,7 @@ def run(search, generations, fitness=sphere):
     return search
 
 
-def same(a, b):
+def assert_same(a, b):
     assert a.keys() == b.keys()
     for k, v in a.items():
         if isinstance(v, torch.Tensor):
@@ -37,7 +37,7 @@ def same(a, b):
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_gets_better_and_keeps_its_promises(name, dtype):
+def test_it_improves_and_has_the_documented_attributes(name, dtype):
     search = make(name, dtype=dtype)
     assert isinstance(search, Search)
     assert search.best_fitness == math.inf
@@ -78,22 +78,22 @@ def test_resumed_is_uninterrupted(name, stop, asked):
     other = run(make(name, seed=99), 2)
     other.load_state_dict(state)
     run(other, 15 - stop)
-    same(whole.state_dict(), other.state_dict())
+    assert_same(whole.state_dict(), other.state_dict())
     assert torch.equal(whole.ask(), other.ask())
 
 
 @every
-def test_copies_go_their_own_way(name):
+def test_copies_of_states_are_independent(name):
     search = run(make(name), 4)
     twin = copy.deepcopy(search.state_dict())
     run(search, 3)
     again = make(name)
     again.load_state_dict(twin)
-    same(run(again, 3).state_dict(), search.state_dict())
+    assert_same(run(again, 3).state_dict(), search.state_dict())
 
 
 @every
-def test_the_global_generator_is_left_alone(name):
+def test_the_global_generator_does_not_change(name):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     run(make(name), 3)
@@ -101,7 +101,7 @@ def test_the_global_generator_is_left_alone(name):
 
 
 @every
-def test_seeds_decide(name):
+def test_equal_seeds_give_equal_members(name):
     a, b, c = make(name, seed=1), make(name, seed=1), make(name, seed=2)
     assert torch.equal(a.ask(), b.ask())
     assert not torch.equal(a.ask(), c.ask())
@@ -111,7 +111,7 @@ def test_seeds_decide(name):
 @every
 @pytest.mark.parametrize("population", [1, 2, 3, 4, 5, 8])
 def test_every_size_works_or_is_refused(name, population):
-    if population < least(name) or (name == "ARS" and population % 2):
+    if population < find_least_population(name) or (name == "ARS" and population % 2):
         with pytest.raises(ValueError, match="at least|even"):
             make(name, population=population)
         return
@@ -122,7 +122,7 @@ def test_every_size_works_or_is_refused(name, population):
 
 @every
 @pytest.mark.parametrize("value", [1.0, math.nan, math.inf, -math.inf])
-def test_fitness_without_information(name, value):
+def test_fitness_without_information_leaves_a_finite_mean(name, value):
     search = make(name)
     x0 = search.mean
     for _ in range(14):
@@ -152,7 +152,7 @@ def test_some_bad_members_do_not_matter(name):
 
 
 @every
-def test_flat_fitness_ends_with_a_sentence(name):
+def test_flat_fitness_ends_with_a_reason(name):
     search = make(name, population=12)
     for _ in range(60):
         if search.should_stop():
@@ -186,7 +186,7 @@ def test_equal_bounds_leave_one_point(name):
 
 
 @every
-def test_stopping_is_a_sentence(name):
+def test_target_budget_and_patience_are_reasons_to_stop(name):
     assert make(name).should_stop() is None
     assert run(make(name, target=1e9), 1).should_stop() is Reason.TARGET
     assert run(make(name, max_evaluations=24), 2).should_stop() is Reason.BUDGET
@@ -210,7 +210,7 @@ def test_wrong_fitness_changes_nothing(name):
             search.tell(wrong)
     with pytest.raises(TypeError, match="complex"):
         search.tell(torch.zeros(12, dtype=torch.complex64))
-    same(before, search.state_dict())
+    assert_same(before, search.state_dict())
 
 
 @every
@@ -220,7 +220,7 @@ def test_lists_and_integers_are_fitness_too(name):
         f = [int(v * 100) for v in sphere(a.ask()).tolist()]
         a.tell(f)
         b.tell(torch.tensor(f))
-    same(a.state_dict(), b.state_dict())
+    assert_same(a.state_dict(), b.state_dict())
 
 
 @every
@@ -233,18 +233,18 @@ def test_wrong_states_are_refused(name):
         search.load_state_dict({k: v for k, v in before.items() if k != "best"})
     with pytest.raises(ValueError, match="shape"):
         search.load_state_dict(make(name, dim=4).state_dict())
-    same(before, search.state_dict())
+    assert_same(before, search.state_dict())
 
 
 @every
-def test_what_was_moved_from_outside_is_revised(name):
+def test_revise_sets_state_and_proposes_again(name):
     search = run(make(name), 3)
     entry = "mean" if "mean" in search.state else "x"
     old = search.ask().clone()
     moved = search.state[entry] + 1
     search.revise(**{entry: moved})
     assert torch.equal(search.state[entry], moved)
-    assert not torch.equal(search.ask(), old)  # not what was asked for before
+    assert not torch.equal(search.ask(), old)  # the proposal was drawn again
     before = search.state_dict()
     with pytest.raises(KeyError, match="has no 'magic' to revise; there are best"):
         search.revise(magic=moved)
@@ -252,7 +252,7 @@ def test_what_was_moved_from_outside_is_revised(name):
         search.revise(**{entry: moved[..., :-1]})
     with pytest.raises(ValueError, match="float64"):
         search.revise(**{entry: moved.float()})
-    same(before, search.state_dict())
+    assert_same(before, search.state_dict())
     run(search, 2)
     assert bool(search.mean.isfinite().all())
 
@@ -283,7 +283,7 @@ def test_wrong_arguments_are_refused(name):
 
 
 @pytest.mark.parametrize("name", INTEGER)
-def test_integers_are_whole_and_found(name):
+def test_integer_coordinates_are_integers_and_are_found(name):
     search = SEARCHES[name](
         torch.zeros(3, dtype=torch.float64), population=30, bounds=(-9.5, 9.5), integer=[0, 2], seed=1
     )
@@ -325,7 +325,7 @@ def test_coordinates_are_checked():
 
 
 @pytest.mark.parametrize("name", ["PSO", "DE rand/1", "GA", "CEM"])
-def test_what_was_asked_for_may_be_written_to(name):
+def test_writing_to_a_proposal_does_not_change_the_search(name):
     search, other = run(make(name), 2), run(make(name), 2)
     clean = search.ask()
     search.ask().add_(1.0)
@@ -333,23 +333,23 @@ def test_what_was_asked_for_may_be_written_to(name):
     search.tell(sphere(clean))
     clean.zero_()
     other.tell(sphere(other.ask()))
-    same(search.state_dict(), other.state_dict())
+    assert_same(search.state_dict(), other.state_dict())
 
 
 @pytest.mark.parametrize("name", ["PSO", "DE rand/1", "GA", "CEM", "OpenES", "CMAES"])
 @pytest.mark.parametrize("hold", [lambda x: x, lambda x: x[1], lambda x: x.numpy(), lambda x: x * x.requires_grad_()])
-def test_what_is_still_held_stays_as_it_was_asked_for(name, hold):
+def test_a_proposal_that_is_referenced_is_not_overwritten(name, hold):
     search = run(make(name), 2)
     asked = search.ask()
-    held, before = hold(asked), asked.detach().clone()
+    reference, before = hold(asked), asked.detach().clone()
     search.tell(sphere(before))
     place = asked.data_ptr()
     del asked
     assert search.ask().data_ptr() != place
-    if isinstance(held, torch.Tensor) and held.requires_grad:
-        held.sum().backward()
+    if isinstance(reference, torch.Tensor) and reference.requires_grad:
+        reference.sum().backward()
     else:
-        assert torch.equal(torch.as_tensor(held), torch.as_tensor(hold(before)))
+        assert torch.equal(torch.as_tensor(reference), torch.as_tensor(hold(before)))
 
 
 @given(st.sampled_from(sorted(SEARCHES)), st.integers(1, 7), st.integers(0, 2**40), st.integers(4, 11), st.data())

@@ -1,4 +1,4 @@
-"""Searches with noise of low rank evaluate members without making them, and find what they would find otherwise."""
+"""Searches with low-rank noise evaluate members without storing them, with the same results."""
 
 import copy
 
@@ -27,14 +27,14 @@ def _fitness(net):
 
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("method", ["openes", "ars", "pgpe", "snes", "sepcmaes"])
-def test_members_that_are_not_made_have_the_fitness_of_those_that_are(method, rank, monkeypatch):
+def test_members_that_are_not_stored_have_the_same_fitness(method, rank, monkeypatch):
     options = {"method": method, "budget": 160, "population": 40, "rank": rank, "seed": 3}
     shared = search(_net(), _fitness, **options)
     monkeypatch.setattr(Distribution, "shares_products", lambda self: False)
-    made = search(_net(), _fitness, **options)
-    torch.testing.assert_close(torch.tensor(shared.history), torch.tensor(made.history), rtol=1e-4, atol=1e-6)
-    for name in made.x:
-        torch.testing.assert_close(shared.x[name], made.x[name], rtol=1e-3, atol=1e-4)
+    stored = search(_net(), _fitness, **options)
+    torch.testing.assert_close(torch.tensor(shared.history), torch.tensor(stored.history), rtol=1e-4, atol=1e-6)
+    for name in stored.x:
+        torch.testing.assert_close(shared.x[name], stored.x[name], rtol=1e-3, atol=1e-4)
 
 
 def test_factors_are_the_noise_of_members():
@@ -58,7 +58,7 @@ def test_sums_of_many_directions_are_products():
     torch.testing.assert_close(linear, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bounded_methods_make_their_members():
+def test_bounded_methods_store_their_members():
     bounded = search(_net(), _fitness, method="openes", budget=40, population=20, rank=1, bounds=(-2.0, 2.0))
     assert not bounded.search.shares_products()
 
@@ -73,7 +73,7 @@ def test_a_fitness_that_torch_can_not_vectorise_is_evaluated_one_by_one():
     assert one_by_one.value == pytest.approx(shared.value, rel=1e-5)
 
 
-def test_a_part_of_the_model_is_searched():
+def test_parameters_outside_the_pattern_do_not_move():
     net = _net()
     before = net[2].weight.detach().clone()
     search(net, _fitness, "0.*", method="openes", budget=40, population=20, rank=1)
@@ -81,7 +81,7 @@ def test_a_part_of_the_model_is_searched():
 
 
 @pytest.mark.parametrize("link", ["OpenES", "ARS", "PGPE", "SNES"])
-def test_links_evaluate_models_that_are_not_made(link, monkeypatch):
+def test_links_evaluate_models_without_storing_them(link, monkeypatch):
     def train(shared):
         monkeypatch.setattr(Distribution, "shares_products", (lambda self: True) if shared else (lambda self: False))
         net = _net()
@@ -89,9 +89,9 @@ def test_links_evaluate_models_that_are_not_made(link, monkeypatch):
         losses = [opt.step(mo.closure(_fitness)) for _ in range(4)]
         return torch.stack([loss.double() for loss in losses]), net
 
-    made = _search_link.Population.of
+    of = _search_link.Population.of
     calls = []
-    monkeypatch.setattr(_search_link.Population, "of", lambda *given: calls.append(1) or made(*given))
+    monkeypatch.setattr(_search_link.Population, "of", lambda *args: calls.append(1) or of(*args))
     losses, net = train(True)
     assert not calls
     expected, other = train(False)
@@ -101,7 +101,7 @@ def test_links_evaluate_models_that_are_not_made(link, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_scaled_noise_is_that_of_members_that_are_made():
+def test_scaled_noise_equals_that_of_stored_members():
     torch.manual_seed(0)
     w, s, a, b = torch.randn(5, 4), torch.rand(5, 4), torch.randn(5, 2), torch.randn(4, 2)
     weight, full = LowRankTensor("w", w, a, b, {}, spread=s), w + s * (a @ b.T)
@@ -120,5 +120,5 @@ def test_scaled_noise_is_that_of_members_that_are_made():
             nn.functional.conv1d(torch.ones(2, 2, 6), full.view(5, 2, 2)),
         ),
     ]
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected)
+    for result, expected in pairs:
+        torch.testing.assert_close(result, expected)

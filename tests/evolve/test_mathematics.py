@@ -1,4 +1,4 @@
-"""The mathematics against plainer forms, closed forms, invariances, and other people's programs."""
+"""The formulas of searches against loops, closed forms, invariances, and other libraries."""
 
 import math
 
@@ -24,24 +24,24 @@ def rotation(n):
 
 
 @pytest.mark.parametrize(("dim", "directions"), [(7, 5), (1000, 130), (SEGMENT + 5, 3), (SEGMENT // 2, 5)])
-def test_replayed_noise_is_kept_noise(dim, directions, monkeypatch):
-    kept = Noise(dim, directions, torch.float64, CPU)
+def test_noise_drawn_again_equals_stored_noise(dim, directions, monkeypatch):
+    stored = Noise(dim, directions, torch.float64, CPU)
     replayed = Noise(dim, directions, torch.float64, CPU)
-    kept.kept, replayed.kept = True, False
-    whole = kept.rows(3, 10, 0, directions)
+    stored.kept, replayed.kept = True, False
+    whole = stored.rows(3, 10, 0, directions)
     assert torch.equal(whole, replayed.rows(3, 10, 0, directions))
     for start, stop in [(1, 3), (directions - 1, directions), (0, 1)]:
         assert torch.equal(whole[start:stop], replayed.rows(3, 10, start, stop))
     w1, w2 = torch.randn(2, directions, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for a, b in zip(kept.sum_weighted(3, 10, w1, w2), replayed.sum_weighted(3, 10, w1, w2), strict=True):
+    for a, b in zip(stored.sum_weighted(3, 10, w1, w2), replayed.sum_weighted(3, 10, w1, w2), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    assert not torch.equal(whole, replayed.rows(3, 10 + kept.blocks, 0, directions))
+    assert not torch.equal(whole, replayed.rows(3, 10 + stored.blocks, 0, directions))
     assert Noise(KEPT, 2, torch.float32, CPU).kept is False
 
 
 @pytest.mark.parametrize("kind", [OpenES, ARS, PGPE, SNES, GuidedES])
-def test_long_members_in_parts_are_members(kind):
-    # So long that a direction is several blocks, and so many that they are not kept.
+def test_parts_of_long_members_are_the_members(kind):
+    # Directions of several blocks each, and too many of them to be stored.
     dim, options = 2 * SEGMENT + 11, {"population": 40, "sigma": 0.3, "seed": 2}
     search = kind(torch.linspace(-1, 1, dim), **options)
     assert not search._noise.kept
@@ -53,7 +53,7 @@ def test_long_members_in_parts_are_members(kind):
     if kind is OpenES:
         assert len(list(search.parts(0))) == 3
     before = search.lend_best()
-    kept = before.clone()
+    copy = before.clone()
     fitness = torch.arange(40.0).roll(5)
     rows, weights = search.rows(0, 40), torch.randn(search._noise.directions)
     linear, square = search._noise.sum_weighted(2, 0, weights, weights)
@@ -62,7 +62,7 @@ def test_long_members_in_parts_are_members(kind):
     torch.testing.assert_close(square, weights @ eps.square(), rtol=1e-4, atol=1e-4)
     search.tell(fitness)
     assert torch.equal(search.best, rows[5])
-    assert torch.equal(before, kept)  # what was lent is not written to
+    assert torch.equal(before, copy)  # the tensor that `lend_best` returned is not written to
     mine, again = search.state["best"], search.rows(3, 4)[0]
     search.tell((torch.arange(40) != 3).float() - 1)
     assert torch.equal(search.best, again)
@@ -70,7 +70,7 @@ def test_long_members_in_parts_are_members(kind):
         assert search.state["best"] is mine
 
 
-def test_learning_in_parts_is_learning():
+def test_tell_by_parts_equals_tell_of_whole_vectors():
     dim = SEGMENT + 100
     for options in ({"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd"}):
         parts, whole = (OpenES(torch.ones(dim), population=80, **options) for _ in range(2))
@@ -190,7 +190,7 @@ def test_only_the_order_of_fitness_counts(kind):
     assert torch.equal(a.mean, b.mean)
 
 
-def test_snes_does_not_mind_units():
+def test_snes_is_invariant_to_the_scale_of_coordinates():
     scale = torch.tensor([1.0, 2.0, 0.25], dtype=torch.float64)
     a = SNES(torch.ones(3, dtype=torch.float64), sigma=1.0)
     b = SNES(scale.clone(), sigma=scale)
@@ -206,7 +206,7 @@ def test_a_rotated_problem_has_a_rotated_path(kind):
     weights = torch.tensor([1.0, 10.0, 100.0, 3.0, 30.0], dtype=torch.float64)
     a, b = kind(x0, population=10, sigma=0.5), kind(R @ x0, population=10, sigma=0.5)
     plain = b._noise.rows
-    # The same samples, seen in the rotated frame.
+    # Rotate the samples, so that both searches draw the same ones.
     b._noise.rows = lambda *args: plain(*args) @ R.mT
     for _ in range(30):
         a.tell((a.ask().square() * weights).sum(1))
@@ -226,7 +226,7 @@ def test_cholesky_and_eigen_are_one_distribution():
         _cmaes.cholesky_root(torch.full((2, 2), math.nan))
 
 
-def test_bipop_gives_both_regimes_their_turn():
+def test_bipop_alternates_between_both_regimes():
     assert _cmaes.bipop(10, 10, 100, 200, 0.5, 0.5) == (True, 20, 1.0)
     large, size, shrink = _cmaes.bipop(10, 80, 300, 200, 0.5, 0.5)
     assert (large, size) == (False, math.floor(10 * 4**0.25))
@@ -234,7 +234,7 @@ def test_bipop_gives_both_regimes_their_turn():
 
 
 @pytest.mark.parametrize("restarts", ["ipop", "bipop"])
-def test_restarts_find_what_one_run_misses(restarts):
+def test_restarts_find_an_optimum_that_one_run_misses(restarts):
     def rastrigin(x):
         return 10 * x.shape[1] + (x.square() - 10 * torch.cos(2 * math.pi * x)).sum(1)
 
@@ -254,11 +254,18 @@ def test_restarts_find_what_one_run_misses(restarts):
         assert search.population == 7 * 2 ** search.state["runs"]
 
 
-# -- CMA-ES by the book, and beside `cmaes`
+# -- CMA-ES against the tutorial and the package `cmaes`
 
 
 def plain_cmaes(mean, sigma, populations, fitness_of):
-    """The tutorial in NumPy with the loops written out: (mean, σ, C, p_σ, p_c) after each generation."""
+    """Return (mean, σ, C, p_σ, p_c) after each generation, by the tutorial in NumPy with loops.
+
+    Args:
+        mean: The start.
+        sigma: The first step size.
+        populations: The members of each generation.
+        fitness_of: The fitness of one member.
+    """
     n, lam = len(mean), len(populations[0])
     w0 = np.array([math.log((lam + 1) / 2) - math.log(i) for i in range(1, lam + 1)])
     mu = lam // 2
@@ -294,31 +301,31 @@ def ellipsoid(x):
     return (x**2 * 10.0 ** np.arange(x.shape[-1])).sum(-1)
 
 
-def trace(generations=40, n=5, population=12):
+def trace_cmaes(generations=40, n=5, population=12):
     search = CMAES(torch.full((n,), 2.0, dtype=torch.float64), sigma=0.7, population=population, factor="eigen")
-    told, states = [], []
+    asked, states = [], []
     for _ in range(generations):
         x = search.ask().numpy().copy()
         search.tell(torch.from_numpy(ellipsoid(x)))
-        told.append(x)
+        asked.append(x)
         s = search.state_dict()
         states.append([s[k] if k == "sigma" else s[k].numpy() for k in ("mean", "sigma", "C", "p_sigma", "p_c")])
-    return told, states
+    return asked, states
 
 
 def test_cmaes_is_the_tutorial():
-    told, states = trace()
-    for ours, theirs in zip(states, plain_cmaes(np.full(5, 2.0), 0.7, told, ellipsoid), strict=True):
+    asked, states = trace_cmaes()
+    for ours, theirs in zip(states, plain_cmaes(np.full(5, 2.0), 0.7, asked, ellipsoid), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8 * np.abs(b).max())
 
 
 def test_cmaes_has_the_statistics_of_cmaes():
     cmaes = pytest.importorskip("cmaes", reason="a peer, used as an oracle where it is installed")
-    told, states = trace()
+    asked, states = trace_cmaes()
     other = cmaes.CMA(mean=np.full(5, 2.0), sigma=0.7, population_size=12)
-    for x, (mean, sigma, C, p_sigma, p_c) in zip(told, states, strict=True):
-        # `ask` makes it factor its covariance, which `tell` then uses.
+    for x, (mean, sigma, C, p_sigma, p_c) in zip(asked, states, strict=True):
+        # `ask` factors its covariance, which `tell` then uses.
         other.ask()
         other.tell([(row, float(ellipsoid(row))) for row in x])
         np.testing.assert_allclose(other.mean, mean, rtol=1e-8, atol=1e-10)
@@ -390,7 +397,7 @@ def test_one_pass_is_mutation_crossover_and_midpoint():
     torch.testing.assert_close(each, expected)
 
 
-def test_draws_are_below_a_limit_as_often_as_they_should_be():
+def test_uniform_numbers_have_their_distribution():
     for columns in (1000, 1001):
         u = _pso.uniforms(torch.empty(300, columns), torch.Generator().manual_seed(0))
         for chance in (0.1, 0.5, 0.9):
@@ -414,7 +421,7 @@ def test_adaptation_by_hand():
 
 
 @pytest.mark.parametrize(("adapt", "share"), [("jade", 0.1), ("shade", 1.0)])
-def test_means_follow_what_has_succeeded(adapt, share):
+def test_means_follow_successful_settings(adapt, share):
     search = DE(torch.zeros(3), population=8, strategy="current-to-pbest/1", adapt=adapt, learning=0.1, seed=1)
     search.tell([100.0] * 8)
     drawn = search._proposal()
@@ -426,7 +433,7 @@ def test_means_follow_what_has_succeeded(adapt, share):
     assert search.state["slot"] == (1 if adapt == "shade" else 0)
 
 
-def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
+def test_the_steps_of_evox_pso_under_its_random_numbers(monkeypatch):
     evox = pytest.importorskip("evox.algorithms", reason="a peer, used as an oracle where it is installed")
     torch.manual_seed(0)
     other = evox.PSO(8, -10 * torch.ones(3), 10 * torch.ones(3), w=0.6, phi_p=1.2, phi_g=0.8)
@@ -440,9 +447,9 @@ def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
         monkeypatch.setattr(torch, "rand", rand)
         matrices = [d for d in drawn if d.shape == x.shape]
         assert len(matrices) == 2
-        # It remembers the best places before it moves, and evaluates afterwards.
+        # EvoX updates the best positions before it moves, and evaluates afterwards.
         own, best = other.local_best_location, other.global_best_location
-        # Its social numbers are drawn first.
+        # EvoX draws the social random numbers first.
         mine = _pso.swarm_velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
         torch.testing.assert_close((x + mine).clamp(-10, 10), other.pop)
 
@@ -456,14 +463,14 @@ def in_double():
 
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(("base", "strategy"), [("rand", "rand/1"), ("best", "best/1")])
-def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, monkeypatch):
+def test_the_steps_of_evox_de_under_its_random_numbers(base, strategy, monkeypatch):
     evox = pytest.importorskip("evox.algorithms", reason="a peer, used as an oracle where it is installed")
 
     def fitness(x):
         return (x.square() * torch.tensor([1.0, 10.0, 3.0, 0.3])).sum(1)
 
     torch.manual_seed(0)
-    # Bounds so far away that no member meets them: it clamps where we go halfway.
+    # No member reaches these bounds, at which EvoX clamps and moduli goes halfway.
     far, options = 1e6 * torch.ones(4), {"mean": torch.zeros(4), "stdev": torch.ones(4)}
     other = evox.DE(12, -far, far, base, differential_weight=0.7, cross_probability=0.6, **options)
     other.evaluate = fitness

@@ -1,4 +1,4 @@
-"""Operators of the searches against loops written from their papers; and each oracle fails for a mutant of its operator."""
+"""Operators of the searches against loops written from their papers; and every check fails for a mutant of its operator."""
 
 import dataclasses
 import itertools
@@ -13,8 +13,8 @@ from moduli.evolve import CEM, DE, GA, PSO, cmaes, ga
 D = torch.float64
 
 
-def told(search, generations=1):
-    """The search after some generations, and the fitness that it was told last."""
+def advance(search, generations=1):
+    """Return the search after some generations."""
     for _ in range(generations):
         fitness = (search.ask() - torch.tensor([1.0, -2.0, 0.5], dtype=D)).square().sum(1)
         search.tell(fitness)
@@ -22,8 +22,8 @@ def told(search, generations=1):
 
 
 def check_ga_children():
-    """A generation of children by loops, from the same random numbers: tournaments, crossover, mutation."""
-    search = told(GA(torch.zeros(3, dtype=D), population=8, tournament=3, mutation=0.4, seed=3))
+    """Compare a generation of children with loops over tournaments, crossover and mutation, with the same random numbers."""
+    search = advance(GA(torch.zeros(3, dtype=D), population=8, tournament=3, mutation=0.4, seed=3))
     x, fitness = search.state["x"].clone(), search.state["fitness"].clone()
     g, n, dim = search._make_generator(), 8, 3
 
@@ -48,19 +48,19 @@ def check_ga_children():
 
 
 def check_ga_elites():
-    """The two best members live on through a generation in which every child is bad."""
-    search = told(GA(torch.zeros(3, dtype=D), population=8, elites=2, seed=3))
+    """Check that the two best members survive a generation of worse children."""
+    search = advance(GA(torch.zeros(3, dtype=D), population=8, elites=2, seed=3))
     x, fitness = search.state["x"].clone(), search.state["fitness"].clone()
     search.ask()
     search.tell(torch.full((8,), 1e6, dtype=D))
-    kept = {tuple(row) for row in search.state["x"].tolist()}
+    survivors = {tuple(row) for row in search.state["x"].tolist()}
     for i in fitness.argsort()[:2].tolist():
-        assert tuple(x[i].tolist()) in kept
+        assert tuple(x[i].tolist()) in survivors
     assert sorted(search.state["fitness"].tolist())[:2] == sorted(fitness.tolist())[:2]
 
 
 def check_cem():
-    """The Gaussian follows the best quarter of the members, and nothing else."""
+    """Check that mean and deviation are those of the best quarter of the members."""
     search = CEM(torch.zeros(3, dtype=D), population=20, elites=0.25, smoothing=0.8, seed=1)
     x = search.ask().clone()
     fitness = (x - torch.tensor([1.0, -2.0, 0.5], dtype=D)).square().sum(1)
@@ -75,18 +75,18 @@ def check_cem():
 
 
 def check_de_base():
-    """With rate 1 every trial is x_a + F (x_b - x_c) of three members that differ from each other and from itself."""
-    search = told(DE(torch.zeros(3, dtype=D), population=6, rate=1.0, scale=0.5, seed=2))
+    """Check that with rate 1 every trial is x_a + F (x_b - x_c) for three different other members."""
+    search = advance(DE(torch.zeros(3, dtype=D), population=6, rate=1.0, scale=0.5, seed=2))
     x, trials = search.state["x"], search.ask()
     for i in range(6):
         others = [k for k in range(6) if k != i]
-        made = [x[a] + 0.5 * (x[b] - x[c]) for a, b, c in itertools.permutations(others, 3)]
-        assert any(torch.allclose(trials[i], one, rtol=1e-12, atol=1e-12) for one in made)
+        candidates = [x[a] + 0.5 * (x[b] - x[c]) for a, b, c in itertools.permutations(others, 3)]
+        assert any(torch.allclose(trials[i], one, rtol=1e-12, atol=1e-12) for one in candidates)
 
 
 def check_de_selection():
-    """A trial replaces its member where it is not worse, and nowhere else."""
-    search = told(DE(torch.zeros(3, dtype=D), population=6, seed=2))
+    """Check that a trial replaces its member if and only if it is not worse."""
+    search = advance(DE(torch.zeros(3, dtype=D), population=6, seed=2))
     x, old, trials = search.state["x"].clone(), search.state["fitness"].clone(), search.ask().clone()
     fitness = old + torch.tensor([-1.0, 1.0, 0.0, 5.0, -2.0, 0.5], dtype=D)
     search.tell(fitness)
@@ -95,8 +95,8 @@ def check_de_selection():
 
 
 def check_pso():
-    """Two pulls and inertia with Clerc and Kennedy's constants, written out, from the same random numbers."""
-    search = told(PSO(torch.zeros(3, dtype=D), population=6, seed=4), 3)
+    """Compare a step with Clerc and Kennedy's formula, with the same random numbers."""
+    search = advance(PSO(torch.zeros(3, dtype=D), population=6, seed=4), 3)
     x, v, own = (search.state[k].clone() for k in ("x", "v", "own"))
     leader = own[int(search.state["own_fitness"].argmin())]
     r1, r2 = search._draw(2).clone()
@@ -104,10 +104,10 @@ def check_pso():
     chi = 2 / abs(2 - phi - math.sqrt(phi**2 - 4 * phi))
     expected = x + chi * (v + 0.5 * phi * r1 * (own - x) + 0.5 * phi * r2 * (leader - x))
     torch.testing.assert_close(search.ask(), expected, rtol=1e-6, atol=1e-6)
-    assert not torch.equal(own, x)  # or the first pull would not be seen
+    assert not torch.equal(own, x)  # otherwise the cognitive term would be zero
 
 
-def equal_weights(real):
+def equalize_weights(real):
     def mutant(dim, population, *, separable=False):
         k = real(dim, population, separable=separable)
         weights = k.weights.clone()
@@ -117,7 +117,7 @@ def equal_weights(real):
     return mutant
 
 
-def no_cumulation(real):
+def remove_cumulation(real):
     def mutant(p_sigma, p_c, *rest):
         return real(0 * p_sigma, 0 * p_c, *rest)
 
@@ -128,7 +128,7 @@ def select_without_elites(self, proposal, fitness):
     self.state["x"], self.state["fitness"] = proposal["x"].clone(), fitness.clone()
 
 
-def base_is_the_member(real):
+def use_member_as_base(real):
     def mutant(n, k, generator, device):
         picks = real(n, k, generator, device)
         picks[0] = torch.arange(n)
@@ -141,7 +141,7 @@ def always_take_the_trial(self, proposal, fitness):
     self.state["x"], self.state["fitness"] = proposal["x"].clone(), fitness.clone()
 
 
-def forgetful(real):
+def remove_cognition(real):
     def mutant(self, *args, **options):
         real(self, *args, **options)
         self.cognitive = 0.0
@@ -149,7 +149,7 @@ def forgetful(real):
     return mutant
 
 
-def whole_population(real):
+def select_everyone(real):
     def mutant(self, *args, **options):
         real(self, *args, **options)
         self.elites = 1.0
@@ -157,35 +157,35 @@ def whole_population(real):
     return mutant
 
 
-ORACLES = [check_ga_children, check_ga_elites, check_cem, check_de_base, check_de_selection, check_pso, check_cmaes]
+CHECKS = [check_ga_children, check_ga_elites, check_cem, check_de_base, check_de_selection, check_pso, check_cmaes]
 
 MUTANTS = {
     "GA, random parents": (ga, "tournament", lambda fitness, entrants: entrants[:, 0], check_ga_children),
     "GA, no crossover": (ga, "sbx", lambda a, b, u, swap, eta: a, check_ga_children),
     "GA, parents swapped in the crossover": (ga, "sbx", lambda a, b, u, swap, eta: ga_sbx(b, a, u, swap, eta), check_ga_children),
     "GA, no elite": (GA, "_select", select_without_elites, check_ga_elites),
-    "CEM, no elite": (CEM, "__init__", whole_population(CEM.__init__), check_cem),
+    "CEM, no elite": (CEM, "__init__", select_everyone(CEM.__init__), check_cem),
     "DE, wrong base": ("moduli.evolve.de", "distinct", None, check_de_base),
     "DE, no selection": (DE, "_select", always_take_the_trial, check_de_selection),
-    "PSO, zero cognition": (PSO, "__init__", forgetful(PSO.__init__), check_pso),
-    "CMA-ES, no cumulation": (cmaes, "update_paths", no_cumulation(cmaes.update_paths), check_cmaes),
-    "CMA-ES, wrong weights": (cmaes, "constants", equal_weights(cmaes.constants), check_cmaes),
+    "PSO, zero cognition": (PSO, "__init__", remove_cognition(PSO.__init__), check_pso),
+    "CMA-ES, no cumulation": (cmaes, "update_paths", remove_cumulation(cmaes.update_paths), check_cmaes),
+    "CMA-ES, wrong weights": (cmaes, "constants", equalize_weights(cmaes.constants), check_cmaes),
 }  # fmt: skip
 ga_sbx = ga.sbx
 
 
-@pytest.mark.parametrize("oracle", ORACLES)
-def test_operators_by_loops(oracle):
-    oracle()
+@pytest.mark.parametrize("check", CHECKS)
+def test_operators_equal_their_loops(check):
+    check()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_killed(name, monkeypatch):
-    where, attribute, mutant, oracle = MUTANTS[name]
+def test_every_mutant_fails_its_check(name, monkeypatch):
+    where, attribute, mutant, check = MUTANTS[name]
     if isinstance(where, str):
         from moduli.evolve import de
 
-        where, mutant = de, base_is_the_member(de.distinct)
+        where, mutant = de, use_member_as_base(de.distinct)
     monkeypatch.setattr(where, attribute, mutant)
     with pytest.raises(AssertionError):
-        oracle()
+        check()

@@ -1,4 +1,4 @@
-"""The descent that polishes: gradients by differences, bounds, what `search` does with it; and sizes of DE's population."""
+"""The final descent of `search(polish=True)`, the population sizes of DE, and CMA-ES in NumPy."""
 
 import copy
 
@@ -16,47 +16,47 @@ def rosenbrock(x):
 
 
 def descend(f, x0, **options):
-    found = Polish(x0, value=float(f(x0[None])), **options)
-    while not (reason := found.should_stop()):
-        found.tell(f(found.ask()))
-    return found, reason
+    descent = Polish(x0, value=float(f(x0[None])), **options)
+    while not (reason := descent.should_stop()):
+        descent.tell(f(descent.ask()))
+    return descent, reason
 
 
 @pytest.mark.parametrize("dim", [2, 5])
 def test_it_descends_as_lbfgs_of_scipy(dim):
     optimize = pytest.importorskip("scipy.optimize")
     x0 = torch.full((dim,), -1.0, dtype=D)
-    found, reason = descend(rosenbrock, x0)
+    descent, reason = descend(rosenbrock, x0)
     theirs = optimize.minimize(lambda x: float(rosenbrock(torch.from_numpy(x)[None])), x0.numpy(), method="L-BFGS-B")
-    assert found.best_fitness < 1e-8
+    assert descent.best_fitness < 1e-8
     assert reason is Reason.SMALL_STEP
-    assert found.evaluations < 2 * theirs.nfev
+    assert descent.evaluations < 2 * theirs.nfev
 
 
 def test_slopes_are_those_of_the_function():
     x0 = torch.tensor([0.5, -1.0, 2.0], dtype=D)
-    found = Polish(x0, value=float(rosenbrock(x0[None])))
-    found.tell(rosenbrock(found.ask()))
+    descent = Polish(x0, value=float(rosenbrock(x0[None])))
+    descent.tell(rosenbrock(descent.ask()))
     point = x0.clone().requires_grad_()
     exact = torch.autograd.grad(rosenbrock(point[None]).sum(), point)[0]
-    torch.testing.assert_close(found.state["gradient"], exact, rtol=1e-5, atol=1e-5)
-    # Without pairs the first trial is a step of length one down the slope.
-    torch.testing.assert_close(found.ask()[0], x0 - exact / exact.norm(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(descent.state["gradient"], exact, rtol=1e-5, atol=1e-5)
+    # The first trial is a gradient step of length one.
+    torch.testing.assert_close(descent.ask()[0], x0 - exact / exact.norm(), rtol=1e-5, atol=1e-5)
 
 
 def test_points_stay_inside_and_end_at_the_bound():
     centre = torch.tensor([3.0, 0.2, -4.0], dtype=D)
     lower, upper = torch.tensor([-1.0, -1.0, 0.5], dtype=D), torch.tensor([1.0, 1.0, 0.5], dtype=D)
     x0 = torch.tensor([1.0, -0.5, 0.5], dtype=D)
-    found = Polish(x0, value=float((x0 - centre).square().sum()), bounds=(lower, upper))
-    while not found.should_stop():
-        x = found.ask()
+    descent = Polish(x0, value=float((x0 - centre).square().sum()), bounds=(lower, upper))
+    while not descent.should_stop():
+        x = descent.ask()
         assert bool(((x >= lower) & (x <= upper)).all())
-        found.tell((x - centre).square().sum(1))
-    torch.testing.assert_close(found.best, torch.tensor([1.0, 0.2, 0.5], dtype=D), rtol=0, atol=1e-6)
+        descent.tell((x - centre).square().sum(1))
+    torch.testing.assert_close(descent.best, torch.tensor([1.0, 0.2, 0.5], dtype=D), rtol=0, atol=1e-6)
 
 
-def test_a_descent_goes_on_bit_for_bit():
+def test_a_descent_resumes_bit_for_bit():
     x0 = torch.full((4,), -1.0, dtype=D)
     one = Polish(x0, value=float(rosenbrock(x0[None])))
     for _ in range(7):
@@ -89,7 +89,7 @@ def test_search_polishes_within_the_budget(method):
         search(torch.zeros(3), fitness, polish=True, checkpoint="never")
 
 
-def test_members_of_de_by_dimension():
+def test_population_sizes_of_de_by_dimension():
     assert choose_members(5, 10, None) == 50
     assert choose_members(1, 10, None) == 20
     assert choose_members(100_000, 10, None) == 400
@@ -124,28 +124,28 @@ def test_the_population_shrinks_to_four():
         DE(torch.zeros(2), shrink=True)
 
 
-def test_restarts_begin_in_their_region_and_members_are_free():
+def test_restarts_begin_in_their_region_which_members_may_leave():
     options = {"restarts": "bipop", "restart_region": (7.0, 8.0), "sigma": 1.0, "seed": 3}
-    found = CMAES(torch.zeros(2, dtype=D), **options)
-    while found.state["runs"] < 2:
-        found.tell(torch.zeros(found.population))  # flat: every run ends
-    assert bool(((found.mean >= 7) & (found.mean <= 8)).all())
-    assert float(found.ask().max()) > 8
+    cmaes = CMAES(torch.zeros(2, dtype=D), **options)
+    while cmaes.state["runs"] < 2:
+        cmaes.tell(torch.zeros(cmaes.population))  # equal fitness ends every run
+    assert bool(((cmaes.mean >= 7) & (cmaes.mean <= 8)).all())
+    assert float(cmaes.ask().max()) > 8
 
 
 def test_the_first_run_belongs_to_neither_regime():
-    found = CMAES(torch.zeros(2, dtype=D), restarts="bipop", population=6)
+    cmaes = CMAES(torch.zeros(2, dtype=D), restarts="bipop", population=6)
     runs = []
     while len(runs) < 4:
-        if found.state["age"] == 0:
-            runs.append((found.population, found.state["is_large"]))
-        found.tell(torch.zeros(found.population))
+        if cmaes.state["age"] == 0:
+            runs.append((cmaes.population, cmaes.state["is_large"]))
+        cmaes.tell(torch.zeros(cmaes.population))
     assert runs[:2] == [(6, 1), (12, 1)]
     assert runs[2][1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numpy_and_torch_have_one_mathematics(dtype):
+def test_cmaes_in_numpy_equals_cmaes_in_torch(dtype):
     def make():
         return CMAES(torch.full((4,), 2.0, dtype=dtype), sigma=0.7, seed=1, bounds=(-3.0, 5.0))
 
@@ -162,7 +162,7 @@ def test_numpy_and_torch_have_one_mathematics(dtype):
     for name in ("mean", "C", "p_sigma", "p_c", "root", "best"):
         torch.testing.assert_close(arrays.state[name], tensors.state[name], **tolerance)
     assert arrays.sigma == pytest.approx(tensors.sigma, rel=1e-2 if dtype is torch.float32 else 1e-8)
-    # A copy has memory of its own, and goes on alike.
+    # A copy has separate memory and continues alike.
     other = copy.deepcopy(arrays)
     for each in (arrays, other):
         each.tell(torch.arange(float(each.population)))
@@ -171,8 +171,8 @@ def test_numpy_and_torch_have_one_mathematics(dtype):
 
 
 def test_overflow_ends_a_run_without_a_warning():
-    found = CMAES(torch.zeros(3, dtype=D), sigma=1e300)
-    while not (reason := found.should_stop()):
-        found.tell(-(found.ask() / 1e300).abs().sum(1))
+    cmaes = CMAES(torch.zeros(3, dtype=D), sigma=1e300)
+    while not (reason := cmaes.should_stop()):
+        cmaes.tell(-(cmaes.ask() / 1e300).abs().sum(1))
     assert reason is Reason.DIVERGED
-    assert found.generation < 100
+    assert cmaes.generation < 100

@@ -1,4 +1,4 @@
-"""`search`: one line, any module, stopped and resumed anywhere."""
+"""`search` over modules: methods, budgets, errors, interruptions and checkpoints."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def test_every_method_improves_a_module(method):
     assert all(torch.equal(v, model.get_parameter(k)) for k, v in result.x.items())
 
 
-def test_only_what_was_chosen_moves():
+def test_only_chosen_parameters_move():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     result = search(model, lambda m: m(torch.ones(4, 2)).square().sum(), "2.*", budget=100)
@@ -52,7 +52,7 @@ def test_only_what_was_chosen_moves():
     }
 
 
-def test_ties_mixed_dtypes_and_frozen_parameters():
+def test_search_over_ties_mixed_dtypes_and_frozen_parameters():
     model = nn.ModuleDict(
         {"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False), "c": nn.Linear(2, 1).double()}
     )
@@ -92,13 +92,13 @@ def test_strided_parameters_are_searched_over_like_others():
     assert not a.w.is_contiguous()
 
 
-def test_what_was_found_is_not_written_to_when_the_search_goes_on():
+def test_the_result_is_not_written_to_when_the_search_continues():
     model = nn.Linear(400, 400)
     result = search(model, lambda m: m(torch.ones(400)).square().mean(), method="openes", population=60, budget=60)
-    found = {name: value.clone() for name, value in result.x.items()}
+    values = {name: value.clone() for name, value in result.x.items()}
     for _ in range(2):
         result.search.tell(torch.arange(60.0) - 1e6 * result.search.generation)
-    assert all(torch.equal(found[name], result.x[name]) for name in found)
+    assert all(torch.equal(values[name], result.x[name]) for name in values)
 
 
 def test_vectorised_is_the_loop():
@@ -129,7 +129,7 @@ def test_low_rank_noise_takes_the_shapes_of_the_module():
     assert result.value < 0.1 * result.history[0]
 
 
-def test_what_is_wrong_is_said_and_nothing_moves():
+def test_wrong_arguments_are_refused_and_nothing_moves():
     model = net()
     before = model.weight.clone()
     for options, error in [
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said_and_nothing_moves():
     assert torch.equal(model.weight, before)
 
 
-def test_callbacks_and_targets_end_it():
+def test_callbacks_and_targets_end_a_search():
     assert search(net(), bowl, target=1e-3, budget=10**6).reason is Reason.TARGET
     seen = []
     result = search(net(), bowl, budget=10**6, callback=lambda s: seen.append(s.generation) or len(seen) == 3)
@@ -170,14 +170,14 @@ def test_ctrl_c_and_resume_is_uninterrupted(method, when, tmp_path):
     first = search(net(), fitness, **options)
     assert first.reason is Reason.INTERRUPTED
     assert first.success is False
-    known = (when - 1) % 8
+    evaluated = (when - 1) % 8
     calls_before = len(calls)
-    if known:
-        with pytest.warns(EvaluationWarning, match=f"goes on with {known} of 8 members known"):
+    if evaluated:
+        with pytest.warns(EvaluationWarning, match=f"goes on with {evaluated} of 8 members known"):
             second = search(net(), fitness, **options)
     else:
         second = search(net(), fitness, **options)
-    # Only the member that was under way is evaluated a second time.
+    # Only the interrupted member is evaluated a second time.
     assert len(calls) - calls_before == 48 - (when - 1)
     plain = search(net(), lambda m: bowl(m) + 0.1 * torch.rand(()), **{**options, "checkpoint": None})
     assert second.history == plain.history
@@ -220,7 +220,7 @@ if __name__ == "__main__":
 """
 
 
-def waited(condition, seconds=600):
+def wait_until(condition, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -236,16 +236,16 @@ def test_a_killed_driver_loses_nothing(workers, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(program), str(path), str(log), str(workers)]
     driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    assert waited(lambda: log.read_text().count("\n") >= 20)
+    assert wait_until(lambda: log.read_text().count("\n") >= 20)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    # Workers whose driver is gone finish what they are at, and go too.
+    # Workers finish their member after the driver died, and end.
     staff = {int(line.split()[0]) for line in log.read_text().splitlines()} - {driver.pid}
-    assert waited(lambda: not any(running(pid) for pid in staff))
+    assert wait_until(lambda: not any(is_running(pid) for pid in staff))
     again = subprocess.run(command, env=env, timeout=600, check=False, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     seen = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
-    # Every member of every generation once; twice only those that were under way, and that is said.
+    # Every member is evaluated once; those interrupted are evaluated twice, with a warning.
     twice = len(seen) - len(set(seen))
     assert len(set(seen)) == 80
     assert twice <= max(workers, 1)
@@ -254,14 +254,14 @@ def test_a_killed_driver_loses_nothing(workers, tmp_path):
     assert resumed.history == search(net(), bowl, population=8, budget=80).history
 
 
-def running(pid):
+def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_nan_everywhere_ends_with_a_sentence():
+def test_nan_everywhere_ends_with_a_reason():
     result = search(net(), lambda m: math.nan, budget=10**6)
     assert result.reason is Reason.NOT_FINITE
     assert result.value == math.inf
@@ -279,7 +279,7 @@ def test_a_budget_is_never_exceeded(method, budget):
     assert result.evaluations > 0
 
 
-def test_a_generation_beyond_the_budget_is_refused_where_it_was_asked_for():
+def test_a_budget_below_one_given_generation_is_refused():
     with pytest.raises(ValueError, match="less than one generation"):
         search(net(), bowl, method="pso", population=64, budget=40)
     with pytest.raises(ValueError, match="less than one generation"):
@@ -296,16 +296,19 @@ def test_the_method_is_chosen_by_size():
     assert result.search.covariance == "separable"
 
 
-def test_defaults_keep_four_vectors_of_the_size_of_the_model_at_most():
-    for count, vectors in ((50_000, 5), (200_000, 4)):  # separable CMA-ES has two paths, a mean, variances and the best
+def test_defaults_store_few_vectors_of_the_size_of_the_model():
+    for count, vectors in (
+        (50_000, 5),
+        (200_000, 4),
+    ):  # separable CMA-ES stores two paths, a mean, variances and the best
         net = torch.nn.Linear(count, 1, bias=False)
-        kept = search(net, lambda m: m.weight.square().sum(), budget=64).search.state
-        size = sum(v.numel() * v.element_size() for v in kept.values() if isinstance(v, torch.Tensor))
+        state = search(net, lambda m: m.weight.square().sum(), budget=64).search.state
+        size = sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, torch.Tensor))
         assert size <= 4 * vectors * count + 8_192
 
 
 @pytest.mark.parametrize("method", ["cmaes", "bipop", "xnes"])
-def test_a_covariance_that_does_not_fit_says_what_it_costs(method):
+def test_a_covariance_that_does_not_fit_is_refused_with_its_size(method):
     with pytest.raises(ValueError, match=r"50000 x 50000 numbers, which takes 74.5 GB; use 'sepcmaes'"):
         search(torch.nn.Linear(50_000, 1, bias=False), lambda m: 0.0, method=method)
 
@@ -332,7 +335,7 @@ with Pool(2, start=START) as pool:
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_a_program_without_a_guard_is_told_in_a_sentence(tmp_path, start):
+def test_a_program_without_a_guard_ends_with_one_error(tmp_path, start):
     program = tmp_path / "unguarded.py"
     program.write_text(UNGUARDED.replace("START", repr(start)))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
@@ -379,15 +382,15 @@ def test_workers_end_with_a_driver_that_is_killed(tmp_path):
     program.write_text(ORPHANS)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     driver = subprocess.Popen([sys.executable, str(program), str(where)], env=env, stderr=subprocess.DEVNULL)
-    assert waited(lambda: len(list(where.iterdir())) == 2, 600)
+    assert wait_until(lambda: len(list(where.iterdir())) == 2, 600)
     pids = [int(path.name) for path in where.iterdir()]
     driver.kill()
     driver.wait()
-    assert waited(lambda: not any(running(pid) for pid in pids), 600)
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids), 600)
 
 
 class SlowToLoad:
-    """Takes for ever to be unpickled, like a module that hangs on import."""
+    """A fitness that takes an hour to be unpickled, like a module that hangs on import."""
 
     def __reduce__(self):
         return time.sleep, (3600,)

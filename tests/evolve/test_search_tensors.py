@@ -1,4 +1,4 @@
-"""`search` over tensors is the search over a module with these parameters."""
+"""`search` over tensors equals the search over a module with these parameters."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ def test_a_tensor_is_searched_like_the_parameter_of_a_module():
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
-def test_nestings_come_back_in_their_form(vectorised):
+def test_results_have_the_nesting_of_the_start(vectorised):
     space = mo.Space(("u", "v"), "axis")
     start = {"w": [torch.zeros(2), mo.Tensor(torch.zeros(2), (space,))], "pair": Pair(torch.zeros(2), torch.ones(1))}
 
@@ -68,7 +68,7 @@ def test_other_processes_are_sent_the_tensors():
     assert result.history == mo.search(start, bowl_of_pair, budget=40).history
 
 
-def test_what_is_no_point_is_refused():
+def test_objects_that_are_not_tensors_are_refused():
     with pytest.raises(TypeError, match="'a' is a str; search over a module, tensors"):
         mo.search({"a": "text"}, bowl)
     with pytest.raises(ValueError, match="can't name a parameter"):

@@ -1,4 +1,4 @@
-"""Fitness functions that other processes find by name, some of them with faults."""
+"""Fitness functions that other processes import, some of which fail."""
 
 import os
 import random
@@ -24,14 +24,14 @@ def slow(row):
 
 
 class Faulty:
-    """Goes wrong for members whose first number is `bad`: the first `times` times, counted in a file."""
+    """A fitness that fails the first `times` times for members whose first number is `bad`; it leaves a file for each call."""
 
     def __init__(self, kind, directory, bad=2.0, times=1):
         self.kind, self.directory, self.bad, self.times = kind, str(directory), bad, times
 
     def __call__(self, row):
         (Path(self.directory) / f"{float(row[0])}-{time.monotonic_ns()}-{os.getpid()}").touch()
-        if float(row[0]) == self.bad and self.seen(self.bad) <= self.times:
+        if float(row[0]) == self.bad and self.count_calls(self.bad) <= self.times:
             if self.kind == "raise":
                 raise ArithmeticError("no such model")
             if self.kind == "kill":
@@ -39,17 +39,18 @@ class Faulty:
             time.sleep(60)
         return float(row.sum())
 
-    def seen(self, value):
+    def count_calls(self, value):
+        """Return the number of calls for members whose first number is `value`."""
         return len(list(Path(self.directory).glob(f"{value}-*")))
 
 
 def bowl(net):
-    """The fitness of a linear model: how far its prediction of ones is from three."""
+    """Return the squared distance from three of the prediction of a linear model for ones."""
     return (net(torch.ones(2)) - 3).square().sum()
 
 
 class Counted:
-    """A fitness of a network that leaves a file for each call, and ends its process at the first call if that is asked for."""
+    """A fitness of a network that leaves a file for each call, and with `kill` ends its process at the first call."""
 
     def __init__(self, directory, x, y, kill=False):
         self.directory, self.x, self.y, self.kill = str(directory), x, y, kill
@@ -63,7 +64,7 @@ class Counted:
 
 
 class Opaque(Counted):
-    """The same as a number of Python, which `torch.vmap` can't follow."""
+    """The same fitness as a Python number, which `torch.vmap` does not support."""
 
     def __call__(self, net):
         return float(super().__call__(net))

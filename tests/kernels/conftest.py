@@ -1,4 +1,4 @@
-"""Both back ends, and a cache of compiled kernels that belongs to the test session."""
+"""Fixtures for the forms of kernels, and for a cache of compiled kernels of the test session."""
 
 import pytest
 
@@ -21,14 +21,14 @@ def _private_cache(kernel_cache, monkeypatch):
 
 @pytest.fixture(params=["c", "foreach", "plain"])
 def backend(request, monkeypatch):
-    """Every law holds for compiled kernels and without a compiler."""
+    """Set the form of kernels: compiled, foreach or plain."""
     monkeypatch.setenv("MODULI_KERNELS", request.param)
     return request.param
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """A process that has compiled nothing yet, with a cache of its own."""
+    """Make this process forget compiled kernels, and return an empty cache directory."""
     path = tmp_path / "cache"
     path.mkdir(mode=0o700)
     monkeypatch.setenv("MODULI_KERNELS_CACHE", str(path))

@@ -1,4 +1,4 @@
-"""Every operation that a compiled kernel knows, as a Python function of tensors."""
+"""Every operation that kernels compile, as a Python function of tensors."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A fake accelerator: nothing is read back from it, nothing strays to the CPU, and launches do not grow with tensors."""
+"""On a fake accelerator nothing is read back or copied to the CPU, and launches do not grow with the number of tensors."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_step_is_a_few_launches_and_reads_nothing_back(monkeypatch, setting):
     assert counts[0] == counts[1] <= 24, seen.cost.launches
 
 
-def test_other_results_stay_there(monkeypatch):
+def test_new_results_are_on_the_device(monkeypatch):
     fused = kernels.fuse(lambda x, y, a: torch.where(x > a, x, y) + a)
     with FakeTensorMode(), torch.no_grad():
         xs, ys = ([torch.empty(n, device="cuda") for n in (3, 5)] for _ in range(2))
@@ -48,7 +48,7 @@ def test_other_results_stay_there(monkeypatch):
             fused(xs, [torch.empty(3), torch.empty(5)], 2.0)
 
 
-def test_a_counting_mode_sees_foreach_operations(backend):
+def test_a_dispatch_mode_gets_foreach_operations(backend):
     fused = kernels.fuse(lambda x, y: x * 2 + y)
     xs = [torch.ones(3), torch.ones(4)]
     with Launches():
@@ -73,12 +73,18 @@ def make_optimizer(devices, links, shape=(8, 3)):
 
 
 def weigh(devices, links, shape=(8, 3)):
-    """(launches of torch, launches of generated kernels, copies and allocations) of the third step on fake tensors."""
+    """Return the cost of the third step on fake tensors, and the launches of generated kernels.
+
+    Args:
+        devices: The device of each parameter.
+        links: The links.
+        shape: The shape of each parameter.
+    """
     with FakeTensorMode():
         optimizer, _ = make_optimizer(devices, links, shape)
         optimizer.step()
         with Launches():
-            optimizer.step()  # a mode that watches is another plan
+            optimizer.step()  # under a mode a step has another plan
         with Launches() as seen, kernels.watch_launches() as generated:
             optimizer.step()
     return seen.cost, generated
@@ -88,12 +94,12 @@ def weigh(devices, links, shape=(8, 3)):
 def test_launches_of_clip_adam_decay_and_lr(monkeypatch, count):
     cost, generated = weigh(["cuda"] * count, chain())
     assert not generated
-    assert len(cost.launches) == 18, cost.launches  # at most 24
+    assert len(cost.launches) == 18, cost.launches  # 24 is the most that is accepted
     assert (cost.copies, cost.allocated, cost.numbers) == ([], 0, 0)
     monkeypatch.setenv("MODULI_KERNELS", "triton")
     cost, generated = weigh(["cuda"] * count, chain())
     assert [launch.name for launch in generated] == ["squares", "fused"]
-    # Beside the end of the norm nothing is launched, nothing is copied and nothing is allocated: a graph can be captured.
+    # Apart from the end of the norm nothing is launched, copied or allocated, so a graph can be captured.
     assert (cost.launches, cost.copies, cost.allocated, cost.numbers) == (["linalg_vector_norm"], [], 0, 0)
 
 
@@ -118,7 +124,7 @@ def test_several_devices_are_a_launch_each(monkeypatch):
     assert not cost.copies
 
 
-def test_a_norm_over_several_devices_is_brought_to_each(monkeypatch):
+def test_a_norm_over_several_devices_is_on_the_first(monkeypatch):
     with FakeTensorMode():
         optimizer, params = make_optimizer(["cuda:0", "cuda:1"], chain())
         optimizer.step()
@@ -130,7 +136,7 @@ def test_a_norm_over_several_devices_is_brought_to_each(monkeypatch):
 
 
 def test_parameters_on_the_host_beside_others_share_a_norm():
-    """What the host has to know of a device is one number for each run of links; everything else stays where it is."""
+    """The only copy between host and device is the norm; all state stays on the device of its parameter."""
     cost, _ = weigh(["cuda", "cpu", "cuda", "cpu"], chain())
     alone, _ = weigh(["cuda", "cuda"], chain())
     assert [name for name in cost.launches if name.startswith("_foreach")] == [
@@ -144,10 +150,10 @@ def test_parameters_on_the_host_beside_others_share_a_norm():
         assert [state[param]["exp_avg"].device.type for param in params] == ["cuda", "cpu"]
 
 
-def test_a_scalar_of_another_device_is_brought_to_a_compiled_kernel(monkeypatch):
-    """With numbers: the meta device stands in for one from which a number comes."""
+def test_a_scalar_of_another_device_is_copied_for_a_compiled_kernel(monkeypatch):
+    """A subclass that reports the meta device is copied to the CPU, where it has a value."""
     fused = kernels.fuse(lambda x, a: x * a)
-    brought = []
+    copied_to = []
 
     class Elsewhere(torch.Tensor):
         @property
@@ -158,17 +164,17 @@ def test_a_scalar_of_another_device_is_brought_to_a_compiled_kernel(monkeypatch)
             return self
 
         def to(self, device):
-            brought.append(device)
+            copied_to.append(device)
             return torch.tensor(3.0, device=device)
 
     number = torch.tensor(0.0).as_subclass(Elsewhere)
     assert torch.equal(fused([torch.ones(2)], number)[0], torch.full((2,), 3.0))
-    assert brought == [torch.device("cpu")]
+    assert copied_to == [torch.device("cpu")]
 
 
 @pytest.fixture
 def unwatched(monkeypatch):
-    """Fake tensors as if no mode saw their operations, and Triton as if it were there; kernels begin anew."""
+    """Run fake tensors as if no dispatch mode was active, with all kernels unbuilt."""
     kernels.reset()
     monkeypatch.setattr(_call, "has_dispatch_mode", lambda: False)
     monkeypatch.setattr(_reduce, "has_dispatch_mode", lambda: False)
@@ -192,8 +198,8 @@ def test_a_kernel_that_does_not_compile_is_one_warning_and_foreach(monkeypatch, 
         with pytest.warns(RuntimeWarning, match="without Triton, with the same results but slower: .*ptxas") as seen:
             optimizer.step()
         assert len(seen) == 1
-        optimizer.step()  # a second warning would be an error
-        assert tried == ["squares", "fused"]  # each is tried once
+        optimizer.step()  # a second warning would be raised as an error
+        assert tried == ["squares", "fused"]  # each kernel is tried once
         fused = kernels.fuse(lambda x: x + 1)
         fused([params[0].detach()])
         assert fused.explain([params[0].detach()]).form == "foreach"
@@ -202,7 +208,7 @@ def test_a_kernel_that_does_not_compile_is_one_warning_and_foreach(monkeypatch, 
             kernels.fuse(lambda x: x + 2)([params[0].detach()])
 
 
-def test_the_first_launch_is_what_compiles(monkeypatch):
+def test_an_error_in_the_first_launch_is_a_compile_error(monkeypatch):
     class Broken:
         def __getitem__(self, grid):
             return self
@@ -214,7 +220,7 @@ def test_the_first_launch_is_what_compiles(monkeypatch):
     with pytest.raises(_triton.UnbuiltError, match="ValueError: no such intrinsic"):
         _triton._launch("fused", kernel, table, 1, 0, [], 4)
     monkeypatch.setattr(_triton, "_compiled", {id(kernel)})
-    with pytest.raises(ValueError, match="intrinsic"):  # it has run before, so that this is another error
+    with pytest.raises(ValueError, match="intrinsic"):  # a kernel that has run before raises its own error
         _triton._launch("fused", kernel, table, 1, 0, [], 4)
 
 
@@ -244,17 +250,17 @@ def test_state_moves_with_map_location(tmp_path):
     elsewhere = torch.load(tmp_path / "state.pt", map_location="meta", weights_only=False)
     assert devices(elsewhere) == {"meta"}
     here = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=False)
-    for saved in (elsewhere, here):  # state goes where the parameters are, wherever it was
+    for saved in (elsewhere, here):  # loading copies state to the device of the parameters
         with FakeTensorMode(allow_non_fake_inputs=True):
             others = [torch.nn.Parameter(torch.empty(n, device="cuda")) for n in (3, 5)]
             twin = Optimizer(others, m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.LR(1e-3))
             twin.load_state_dict(saved)
-            held = [dict(row) for link in twin.modules for row in link.state.values()]
-        assert devices(held) == {"cuda"}
-        assert sum(len(row) for row in held) > 4
+            rows = [dict(row) for link in twin.modules for row in link.state.values()]
+        assert devices(rows) == {"cuda"}
+        assert sum(len(row) for row in rows) > 4
 
 
-def test_numbers_on_the_device_are_no_constants(monkeypatch):
+def test_settings_that_are_tensors_of_the_device_are_arguments(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "triton")
     with FakeTensorMode():
         rate = torch.empty((), device="cuda")
@@ -265,7 +271,7 @@ def test_numbers_on_the_device_are_no_constants(monkeypatch):
         assert [launch.name for launch in generated] == ["fused"]
 
 
-def test_parameters_that_come_and_go_change_the_table_and_nothing_else(monkeypatch):
+def test_changed_parameters_use_the_same_kernels(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "triton")
     with FakeTensorMode():
         optimizer, params = make_optimizer(["cuda"] * 3, chain())
@@ -291,16 +297,16 @@ def test_parameters_that_come_and_go_change_the_table_and_nothing_else(monkeypat
                 optimizer.step()
             with Launches() as seen, kernels.watch_launches() as generated:
                 optimizer.step()
-            # Parameters that joined later count their steps from another number, so that they are a launch of their own.
+            # Parameters that were added later have another step count, and so a launch of the same kernel.
             assert {launch.name for launch in generated} == {"squares", "fused"}
             assert not seen.cost.copies
             assert set(seen.cost.launches) <= {"zeros_like", "linalg_vector_norm"}
 
 
-def test_elsewhere_foreach_runs(monkeypatch):
-    """MPS and what else has no Triton: the same form, chosen on the CPU."""
+def test_devices_without_triton_use_foreach(monkeypatch):
+    """Devices without Triton (MPS) use the foreach form, here compared on the CPU."""
     torch.manual_seed(0)
-    found = []
+    ends = []
     for form in ("foreach", "plain"):
         monkeypatch.setenv("MODULI_KERNELS", form)
         params = [torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (7, 1, 300)]
@@ -309,9 +315,9 @@ def test_elsewhere_foreach_runs(monkeypatch):
             for param in params:
                 param.grad = torch.cos(param.detach() * (step + 1))
             optimizer.step()
-        found.append([param.detach() for param in params])
+        ends.append([param.detach() for param in params])
         assert kernels.fuse(lambda x: x + 1).explain([torch.ones(2)]).form == form
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*ends)
     monkeypatch.delenv("MODULI_KERNELS")
     with FakeTensorMode():
         assert kernels.fuse(lambda x: x + 1).explain([torch.empty(2, device="mps")]).form == "foreach"
@@ -330,7 +336,7 @@ def test_the_report_says_that_there_is_no_accelerator(capsys, monkeypatch):
 
 
 def test_the_report_compares_numbers_of_two_devices(monkeypatch):
-    """The part for a device that is present, on the host in its place."""
+    """Run the comparison for a present device with the CPU as the device."""
     links = ["Adam", "Lion", "LBFGS", "SOAP", "Dropout", "GaussNewton"]
     assert [name for name, *_ in _gpu._compare_links("cpu", links)] == ["clip, Adam, decay, lr", *links[:4]]
     assert _gpu._count("links", _gpu._compare_links("cpu", links))[-1] == "  5 of 5 agree"

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: whatever happens to it, the answer is right and others are never trusted."""
+"""The cache of compiled kernels: damaged entries are rebuilt, and files that others may write are not loaded."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ from moduli import kernels
 from moduli.kernels import _compiler
 
 
-def entries(path, suffix=".so"):
+def list_entries(path, suffix=".so"):
     return sorted(p for p in path.iterdir() if p.name.endswith(suffix))
 
 
-def answer():
-    """A fused call in this process, and the warnings it gave."""
+def call_fused():
+    """Return the form of fused calls with right results, and the warnings they gave."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for scale in (2.0, 3.0):
@@ -31,6 +31,14 @@ def answer():
     return fused.explain([torch.ones(2)], [torch.ones(2)], 1.0).form, [str(w.message) for w in caught]
 
 
+def expect_foreach(words=""):
+    """Assert that fused calls run in the foreach form, with right results and one warning that has some words."""
+    form, caught = call_fused()
+    assert form == "foreach"
+    assert len(caught) == 1
+    assert words in caught[0]
+
+
 def fake_compiler(tmp_path, text):
     path = tmp_path / "fakecc"
     path.write_text("#!/bin/sh\n" + textwrap.dedent(text))
@@ -39,22 +47,22 @@ def fake_compiler(tmp_path, text):
 
 
 def test_an_entry_is_written_once_and_found_again(fresh):
-    assert answer() == ("c", [])
-    first = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in entries(fresh)}
+    assert call_fused() == ("c", [])
+    first = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in list_entries(fresh)}
     assert first
-    assert {p.name[:-2] for p in entries(fresh, ".c")} == {p.name[:-3] for p in first}
+    assert {p.name[:-2] for p in list_entries(fresh, ".c")} == {p.name[:-3] for p in first}
     kernels.reset()
-    assert answer() == ("c", [])
-    assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in entries(fresh)} == first
+    assert call_fused() == ("c", [])
+    assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in list_entries(fresh)} == first
     assert not [p for p in fresh.iterdir() if p.name.startswith(".tmp")]
     assert all(p.stat().st_mode & 0o077 == 0 for p in fresh.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "link", "writable", "directory"])
 def test_a_damaged_entry_is_rebuilt(fresh, damage, tmp_path):
-    assert answer()[0] == "c"
+    assert call_fused()[0] == "c"
     kernels.reset()
-    for path in entries(fresh):
+    for path in list_entries(fresh):
         data = path.read_bytes()
         if damage == "link":
             copy = tmp_path / path.name
@@ -65,33 +73,27 @@ def test_a_damaged_entry_is_rebuilt(fresh, damage, tmp_path):
         elif damage == "directory":
             continue
         else:
-            # A new file: the old one may still be mapped by this process.
+            # Write a new file, because this process may still map the old one.
             path.unlink()
             flipped = bytes([data[0], data[1] ^ 1]) + data[2:]
             path.write_bytes({"truncated": data[: len(data) // 2], "flipped": flipped, "empty": b""}[damage])
     if damage == "directory":
         (fresh / "unrelated").mkdir()
-    assert answer() == ("c", [])
-    for path in entries(fresh):
+    assert call_fused() == ("c", [])
+    for path in list_entries(fresh):
         assert _compiler.is_whole(path)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
 def test_a_directory_open_to_others_is_refused(fresh, mode):
     fresh.chmod(mode)
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "chmod 700" in caught[0]
-    assert not entries(fresh)
+    expect_foreach("chmod 700")
+    assert not list_entries(fresh)
 
 
 def test_a_directory_of_someone_else_is_refused(fresh, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: fresh.stat().st_uid + 1)
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "another user" in caught[0]
+    expect_foreach("another user")
 
 
 def test_a_parent_that_others_may_write_to_is_refused(fresh, monkeypatch):
@@ -99,30 +101,22 @@ def test_a_parent_that_others_may_write_to_is_refused(fresh, monkeypatch):
     open_to_all.mkdir(mode=0o700)
     open_to_all.chmod(0o777)
     monkeypatch.setenv("MODULI_KERNELS_CACHE", str(open_to_all / "cache"))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "writable by other users" in caught[0]
+    expect_foreach("writable by other users")
 
 
 def test_a_link_instead_of_a_directory_is_refused(fresh, monkeypatch, tmp_path):
     (tmp_path / "link").symlink_to(fresh)
     monkeypatch.setenv("MODULI_KERNELS_CACHE", str(tmp_path / "link"))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
+    expect_foreach()
 
 
 def test_a_home_that_cannot_be_written(fresh, monkeypatch, tmp_path):
-    # A file in the way stops root as well, whom permissions would not.
+    # A file instead of the directory stops root too, which permissions do not.
     (tmp_path / "home").write_text("")
     monkeypatch.delenv("MODULI_KERNELS_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "MODULI_KERNELS_CACHE" in caught[0]
+    expect_foreach("MODULI_KERNELS_CACHE")
 
 
 def test_a_full_disk_while_writing(fresh, monkeypatch):
@@ -130,10 +124,7 @@ def test_a_full_disk_while_writing(fresh, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(_compiler.tempfile, "mkstemp", full)
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "No space left" in caught[0]
+    expect_foreach("No space left")
 
 
 def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
@@ -141,7 +132,7 @@ def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(_compiler.os, "replace", refuse)
-    assert answer()[0] == "foreach"
+    assert call_fused()[0] == "foreach"
     monkeypatch.undo()
     assert list(fresh.iterdir()) == []
 
@@ -153,21 +144,18 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert _compiler.directory() == tmp_path / "me" / ".cache" / "moduli" / "kernels"
-    made = _compiler.private(_compiler.directory())
-    assert made.stat().st_mode & 0o777 == 0o700
+    folder = _compiler.private(_compiler.directory())
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_no_compiler(fresh, monkeypatch):
     monkeypatch.setenv("CC", "/nonexistent/cc")
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "/nonexistent/cc" in caught[0]
+    expect_foreach("/nonexistent/cc")
     assert "was not found" in str(kernels.explain())
     kernels.reset()
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "/nonexistent")
-    form, caught = answer()
+    form, caught = call_fused()
     assert form == "foreach"
     assert "no C compiler" in caught[0]
 
@@ -186,11 +174,8 @@ def test_no_compiler(fresh, monkeypatch):
 )
 def test_compilers_that_fail(fresh, monkeypatch, tmp_path, script, words):
     monkeypatch.setenv("CC", fake_compiler(tmp_path, script))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert words in caught[0]
-    assert not entries(fresh)
+    expect_foreach(words)
+    assert not list_entries(fresh)
     monkeypatch.setenv("MODULI_KERNELS", "c")
     with pytest.raises(kernels.KernelError, match="can't be compiled"):
         kernels.fuse(lambda x: x + 1)([torch.ones(2)])
@@ -201,16 +186,13 @@ def test_compilers_that_fail(fresh, monkeypatch, tmp_path, script, words):
 def test_a_compiler_that_hangs(fresh, monkeypatch, tmp_path):
     monkeypatch.setattr(_compiler, "_SECONDS", 0.2)
     monkeypatch.setenv("CC", fake_compiler(tmp_path, 'case "$*" in *--version*) exit 0;; esac; exec sleep 60\n'))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "timed out" in caught[0]
+    expect_foreach("timed out")
 
 
 def test_without_openmp_and_without_march(fresh, monkeypatch, tmp_path):
     refuse = 'for a in "$@"; do case "$a" in -fopenmp|-march=native) echo no >&2; exit 1;; esac; done; exec cc "$@"\n'
     monkeypatch.setenv("CC", fake_compiler(tmp_path, refuse))
-    assert answer() == ("c", [])
+    assert call_fused() == ("c", [])
     assert "without OpenMP" in str(kernels.explain())
     before = torch.get_num_threads()
     try:
@@ -224,17 +206,17 @@ def test_without_openmp_and_without_march(fresh, monkeypatch, tmp_path):
 def test_another_compiler_makes_another_entry(fresh, monkeypatch, tmp_path):
     path = fake_compiler(tmp_path, 'exec cc "$@"\n')
     monkeypatch.setenv("CC", path)
-    assert answer()[0] == "c"
-    first = set(entries(fresh))
+    assert call_fused()[0] == "c"
+    first = set(list_entries(fresh))
     kernels.reset()
     Path(path).write_text('#!/bin/sh\n# newer\nexec cc "$@"\n')
-    assert answer()[0] == "c"
-    assert len(entries(fresh)) == 2 * len(first)
+    assert call_fused()[0] == "c"
+    assert len(list_entries(fresh)) == 2 * len(first)
     kernels.reset()
     monkeypatch.setattr(_compiler, "_cpu", lambda: "another processor")
     monkeypatch.setattr(_compiler, "reset", lambda: None)
-    assert answer()[0] == "c"
-    assert len(entries(fresh)) == 3 * len(first)
+    assert call_fused()[0] == "c"
+    assert len(list_entries(fresh)) == 3 * len(first)
 
 
 PROGRAM = """
@@ -265,7 +247,7 @@ def test_two_processes_compiling_at_once(fresh):
     for process in running:
         out, err = process.communicate(timeout=600)
         assert out.strip() == "right c", err
-    for path in entries(fresh):
+    for path in list_entries(fresh):
         assert _compiler.is_whole(path)
 
 
@@ -278,7 +260,7 @@ def test_a_process_killed_while_compiling_harms_nobody(fresh, tmp_path):
     process.kill()
     process.communicate()
     os.kill(int(pid.read_text()), signal.SIGKILL)
-    assert answer() == ("c", [])
+    assert call_fused() == ("c", [])
 
 
 def test_a_forked_child_uses_one_thread(fresh):
@@ -293,7 +275,7 @@ def test_a_forked_child_uses_one_thread(fresh):
     f([x])
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if kernels.sum(f([x])) == 200_000 else 1)  # torch's own threads would hang here
+        os._exit(0 if kernels.sum(f([x])) == 200_000 else 1)  # torch's threads would deadlock in the child
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
     root = str(Path(kernels.__file__).parents[2])
@@ -313,7 +295,7 @@ def test_nothing_but_numbers_reaches_the_source(monkeypatch):
     answer = kernels.fuse(evil_name_in_function).explain([torch.ones(1)], 2.0, '"; system("x"); //')
     assert "evil" not in answer.source
     assert "system" not in answer.source
-    assert "INFINITY" not in answer.source  # numbers travel beside the kernel
+    assert "INFINITY" not in answer.source  # scalars are passed as arguments
 
 
 def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
@@ -349,10 +331,7 @@ def test_a_group_of_the_user_alone_is_no_other_user(monkeypatch, mode, private, 
 
 def test_a_quote_that_is_not_closed(fresh, monkeypatch):
     monkeypatch.setenv("CC", "gcc '")
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "CC=gcc '" in caught[0]
+    expect_foreach("CC=gcc '")
 
 
 def test_a_compiler_that_omits_functions(fresh, monkeypatch, tmp_path):
@@ -362,37 +341,31 @@ def test_a_compiler_that_omits_functions(fresh, monkeypatch, tmp_path):
     echo 'int nothing;' > "$2.c"; exec cc -shared -fPIC -o "$2" "$2.c"
     """
     monkeypatch.setenv("CC", fake_compiler(tmp_path, script))
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "has no moduli_" in caught[0]
+    expect_foreach("has no moduli_")
 
 
 def test_a_directory_in_the_place_of_an_entry(fresh):
-    assert answer()[0] == "c"
+    assert call_fused()[0] == "c"
     kernels.reset()
-    for path in entries(fresh):
+    for path in list_entries(fresh):
         path.unlink()
         path.mkdir()
-    form, caught = answer()
-    assert form == "foreach"
-    assert len(caught) == 1
-    assert "can't be written" in caught[0]
+    expect_foreach("can't be written")
 
 
 def test_a_pipe_in_the_place_of_an_entry(fresh):
-    assert answer()[0] == "c"
+    assert call_fused()[0] == "c"
     kernels.reset()
-    for path in entries(fresh):
+    for path in list_entries(fresh):
         path.unlink()
         os.mkfifo(path)
-    assert answer() == ("c", [])
-    assert all(_compiler.is_whole(path) for path in entries(fresh))
+    assert call_fused() == ("c", [])
+    assert all(_compiler.is_whole(path) for path in list_entries(fresh))
 
 
 def test_entries_that_changed_places(fresh):
-    assert answer()[0] == "c"
-    first, second, *_ = entries(fresh)
+    assert call_fused()[0] == "c"
+    first, second, *_ = list_entries(fresh)
     data = first.read_bytes(), second.read_bytes()
     kernels.reset()
     for path, other in ((first, data[1]), (second, data[0])):
@@ -400,5 +373,5 @@ def test_entries_that_changed_places(fresh):
         path.write_bytes(other)
         path.chmod(0o700)
         assert not _compiler.is_whole(path)
-    assert answer() == ("c", [])
+    assert call_fused() == ("c", [])
     assert (_compiler.is_whole(first), _compiler.is_whole(second)) == (True, True)

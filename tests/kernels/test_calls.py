@@ -1,4 +1,4 @@
-"""What a fused call takes, gives, keeps and refuses."""
+"""Arguments, results and errors of fused calls."""
 
 import copy
 import gc
@@ -51,7 +51,7 @@ def test_shapes_may_differ_when_counts_agree(backend):
 
 
 @pytest.mark.parametrize("big", [False, True])
-def test_every_way_out(backend, big):
+def test_every_form_of_output(backend, big):
     shapes = [(70_000,), (3, 4), (20_000,), (5,)] if big else SHAPES
     xs, ys = tensors(*shapes), tensors(*shapes, seed=1)
     fused = kernels.fuse(axpy)
@@ -60,24 +60,24 @@ def test_every_way_out(backend, big):
     vector = torch.empty_like(want)
     assert fused(xs, ys, 2.0, out=vector) is vector
     assert torch.equal(vector, want)
-    given = [torch.empty_like(x, dtype=torch.float64) for x in xs]
-    assert fused(xs, ys, 2.0, out=given) is given
-    assert torch.equal(torch.cat([g.reshape(-1) for g in given]), want.double())
+    outputs = [torch.empty_like(x, dtype=torch.float64) for x in xs]
+    assert fused(xs, ys, 2.0, out=outputs) is outputs
+    assert torch.equal(torch.cat([g.reshape(-1) for g in outputs]), want.double())
     places = [7]
     for x in xs[:-1]:
         places.append(places[-1] + x.numel() + 3)
     padded = torch.full((places[-1] + xs[-1].numel() + 1,), 9.0)
     fused(xs, ys, 2.0, out=padded, offsets=places)
-    kept = torch.ones_like(padded, dtype=torch.bool)
+    untouched = torch.ones_like(padded, dtype=torch.bool)
     for x, y, place in zip(xs, ys, places, strict=True):
         assert torch.equal(padded[place : place + x.numel()], (2.0 * x + y).reshape(-1))
-        kept[place : place + x.numel()] = False
-    assert bool((padded[kept] == 9.0).all())
+        untouched[place : place + x.numel()] = False
+    assert bool((padded[untouched] == 9.0).all())
     loose = fused(xs, ys, 2.0, flat=True, offsets=places)
     assert torch.equal(loose[places[0] : places[0] + xs[0].numel()], padded[places[0] : places[0] + xs[0].numel()])
 
 
-def test_several_results_and_mixed_ways_out(backend):
+def test_several_results_in_different_forms_of_output(backend):
     xs, ys = tensors(*SHAPES), tensors(*SHAPES, seed=1)
     want = [(x + y, x - y, x * y) for x, y in zip(xs, ys, strict=True)]
     fused = kernels.fuse(lambda x, y: (x + y, x - y, x * y), inplace=(None, "y", None))
@@ -91,7 +91,7 @@ def test_several_results_and_mixed_ways_out(backend):
     assert torch.equal(vector, torch.cat([w[2].reshape(-1) for w in want]))
 
 
-def test_changes_in_place_are_the_functions_own(backend):
+def test_functions_may_change_their_arguments_in_place(backend):
     ps, gs = tensors(*SHAPES), tensors(*SHAPES, seed=1)
     want = [p - 0.1 * g for p, g in zip(ps, gs, strict=True)]
     assert kernels.fuse(sgd)(ps, gs, 0.1) is None
@@ -143,7 +143,7 @@ def test_scalars_change_without_a_new_kernel(backend):
     assert len(fused._traces) == 1
 
 
-def test_constants_are_part_of_the_function(backend):
+def test_other_constants_make_another_kernel(backend):
     def step(p, g, nesterov, lr):
         return p - (2.0 if nesterov else 1.0) * lr * g
 
@@ -157,7 +157,7 @@ def test_constants_are_part_of_the_function(backend):
 FACTOR = 2.0
 
 
-def test_numbers_around_the_function_are_noticed(backend, monkeypatch):
+def test_changed_globals_and_closures_are_read(backend, monkeypatch):
     inner = 3.0
 
     def fn(x):
@@ -171,7 +171,7 @@ def test_numbers_around_the_function_are_noticed(backend, monkeypatch):
     assert fused([torch.ones(2)])[0][0] == 14.0
 
 
-def test_bound_calls_notice_everything(backend):
+def test_bound_calls_detect_changed_tensors_and_lists(backend):
     ps, gs = tensors((4,), (2, 3)), tensors((4,), (2, 3), seed=1)
     bound = kernels.fuse(lambda p, g, lr: p - lr * g, inplace="p").bind(ps, gs)
     for change in (
@@ -194,7 +194,7 @@ def test_bound_calls_notice_everything(backend):
         bound(0.5, 1.0)
 
 
-def test_a_view_that_was_transposed_in_place_is_noticed(backend):
+def test_a_view_that_was_transposed_in_place_is_detected(backend):
     p, g = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
     fused = kernels.fuse(lambda p, g: p - g, inplace="p")
     fused([p], [g])
@@ -204,7 +204,7 @@ def test_a_view_that_was_transposed_in_place_is_noticed(backend):
     assert torch.equal(p.reshape(-1), want)
 
 
-def test_plain_calls_keep_nothing_alive(backend):
+def test_calls_keep_no_tensor_alive(backend):
     fused = kernels.fuse(axpy)
     x = torch.ones(1000)
     fused([x], [x], 1.0)
@@ -241,7 +241,7 @@ def test_mixed_dtypes_promote_as_torch_promotes(backend):
         torch.testing.assert_close(o, g.to(o.dtype))
 
 
-def test_what_a_kernel_cannot_take_gives_the_same(backend):
+def test_tensors_that_no_kernel_takes_give_the_same_result(backend):
     fused = kernels.fuse(axpy)
     for x, y in [
         (torch.arange(6), torch.arange(6)),
@@ -283,7 +283,7 @@ def test_subclasses_run_as_they_define_it(backend):
     assert torch.equal(got.as_subclass(torch.Tensor), torch.full((3,), 3.0))
 
 
-def test_one_loose_tensor_does_not_slow_the_others(monkeypatch):
+def test_only_tensors_without_a_kernel_run_plain(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     xs = [torch.ones(4), torch.ones(10_000)[::2], torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)]
     answer = kernels.explain(kernels.fuse(axpy), xs, xs, 2.0)
@@ -360,7 +360,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_is_not_pointwise_is_refused_by_name(backend, name):
+def test_operations_that_are_not_pointwise_are_refused_by_name(backend, name):
     x = torch.ones(3)
     with pytest.raises(kernels.NotPointwiseError, match=name.rstrip("_")):
         kernels.fuse(REFUSED[name])([x])
@@ -384,7 +384,7 @@ OUTSIDE = torch.ones(())
         lambda x, s: None,
     ],
 )
-def test_what_depends_on_shapes_or_values_is_refused(backend, fn):
+def test_functions_of_shapes_or_values_are_refused(backend, fn):
     with pytest.raises(kernels.NotPointwiseError):
         kernels.fuse(fn)([torch.ones(3)], 2.0)
 
@@ -436,18 +436,18 @@ def test_an_unknown_setting_is_refused(monkeypatch):
         kernels.fuse(axpy)
 
 
-def test_versions_of_private_roles_are_left_alone(backend):
+def test_versions_of_private_roles_do_not_change(backend):
     def step(p, m):
         m.mul_(0.5)
         p.sub_(m)
 
     p, m = [torch.ones(3)], [torch.ones(3)]
     fused = kernels.fuse(step, private=["m"])
-    before, untold = p[0]._version, m[0]._version
+    before, private_version = p[0]._version, m[0]._version
     for _ in range(3):
         fused(p, m)
-    if backend == "c":  # without a compiler they are written by torch, which counts
-        assert m[0]._version == untold
+    if backend == "c":  # the other forms write with torch, which increments versions
+        assert m[0]._version == private_version
     assert torch.equal(m[0], torch.full((3,), 0.125))
     assert torch.equal(p[0], torch.full((3,), 0.125))
     assert p[0]._version == before + 3
@@ -456,7 +456,7 @@ def test_versions_of_private_roles_are_left_alone(backend):
 
 
 def rows_of_matrices(seed=0):
-    """Blocks of two matrices (rows that lie apart, one narrow), a contiguous tensor, and one that no plan describes."""
+    """Return blocks of two matrices (with strided rows, one narrow), a contiguous tensor, and one with unsupported strides."""
     wide, deep = tensors((6, 100), (3, 4, 50), seed=seed)
     return [
         wide[:, :40],
@@ -470,25 +470,25 @@ def rows_of_matrices(seed=0):
 
 @pytest.mark.parametrize("inplace", [True, False])
 def test_rows_of_a_matrix_need_no_plain_form(backend, inplace):
-    """Blocks of one matrix interleave in memory and are written all at once."""
+    """Blocks of one matrix interleave in memory, and are all written by the same call."""
     xs, ys = rows_of_matrices(), rows_of_matrices(seed=5)
     contiguous = [y.clone() for y in ys]
     fused = kernels.fuse(lambda x, y, s: x.sqrt() * s + y * y, inplace="x" if inplace else None)
     for others in (ys, contiguous):
-        kept = xs if inplace else [x.clone().as_strided(x.shape, x.stride()) if x.is_contiguous() else x for x in xs]
-        want = [x.sqrt() * 2.0 + y * y for x, y in zip(kept, others, strict=True)]
-        forms = fused.explain(kept, others, 2.0)
+        targets = xs if inplace else [x.clone().as_strided(x.shape, x.stride()) if x.is_contiguous() else x for x in xs]
+        want = [x.sqrt() * 2.0 + y * y for x, y in zip(targets, others, strict=True)]
+        forms = fused.explain(targets, others, 2.0)
         assert backend == "plain" or f"{backend}: " in str(forms), forms
         assert "1 of 6 tensors are not contiguous" in str(forms)
-        got = fused(kept, others, 2.0)
+        got = fused(targets, others, 2.0)
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
         if not inplace:
             assert [t.stride() for t in got] == [t.stride() for t in want]
-            assert fused(kept, others, 2.0, flat=True).shape == (sum(x.numel() for x in xs),)
+            assert fused(targets, others, 2.0, flat=True).shape == (sum(x.numel() for x in xs),)
 
 
-def test_overlapping_rows_are_noticed(backend):
+def test_overlapping_rows_are_detected(backend):
     matrix = torch.arange(200.0).reshape(4, 50)
     fused = kernels.fuse(lambda x, y: x + y, inplace="x")
     want = matrix[:, :30] + matrix[:, 20:]
@@ -532,7 +532,7 @@ def test_foreach_stacks_small_tensors_of_one_shape(monkeypatch, shapes, dtype):
     assert all(x._version > version for x, version in zip(xs, versions, strict=True) if x.numel())
 
 
-def test_a_role_that_the_function_changes_is_not_what_another_one_becomes():
+def test_returning_a_changed_role_for_another_one_is_refused():
     def change(p, q):
         p.add_(1)
         return p
@@ -541,17 +541,17 @@ def test_a_role_that_the_function_changes_is_not_what_another_one_becomes():
         kernels.fuse(change, inplace="q")([torch.ones(2)], [torch.ones(2)])
 
 
-def test_another_tensor_in_a_bound_private_list_is_noticed(backend):
+def test_another_tensor_in_a_bound_private_list_is_detected(backend):
     old, new = torch.ones(3), torch.full((3,), 5.0)
-    held, xs = [old], [torch.zeros(3)]
-    add = kernels.fuse(lambda x, v: x + v, inplace="x", private=("v",)).bind(v=held)
+    private, xs = [old], [torch.zeros(3)]
+    add = kernels.fuse(lambda x, v: x + v, inplace="x", private=("v",)).bind(v=private)
     add(xs)
-    held[0] = new
+    private[0] = new
     add(xs)
     assert torch.equal(xs[0], torch.full((3,), 6.0))
 
 
-def test_numbers_that_python_refuses_are_torchs(backend):
+def test_scalar_arithmetic_that_python_refuses_follows_torch(backend):
     fused = kernels.fuse(lambda x, s: x * (1 / s) + s**0.5)
     assert fused([torch.ones(2)], 0.0)[0].tolist() == [float("inf")] * 2
     assert fused([torch.ones(2)], -1.0)[0].isnan().all()

@@ -1,7 +1,7 @@
-"""The foreach form as it runs on a device, with numbers: the CPU stands in for one.
+"""The foreach form as it runs on a device, computed on the CPU.
 
-There all tensors are one group, operations without a foreach function go over one vector, scalars may be tensors, and values lie in
-memory that is kept from call to call.
+On a device all tensors are one group, operations without a foreach function run on one vector, scalars may be tensors, and
+intermediate results use memory that is reused between calls.
 """
 
 import threading
@@ -22,13 +22,15 @@ SHAPES = [(5, 3), (), (0,), (1, 2, 3, 2), (33,)]
 def _device(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
     monkeypatch.setattr(_cuts, "is_on_host", lambda device: False)
-    monkeypatch.setattr(_fuse, "is_fake", lambda tensor: True)  # a scalar of the device is no number
+    monkeypatch.setattr(
+        _fuse, "is_fake", lambda tensor: True
+    )  # treat scalar tensors as on a device, where they are not read
 
 
 def make(dtype, seed, shapes=SHAPES):
     generator = torch.Generator().manual_seed(seed)
-    made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
 
 
 def adamw(p, g, m, v, norm, lr, beta1, beta2, eps, step, decay):
@@ -40,7 +42,7 @@ def adamw(p, g, m, v, norm, lr, beta1, beta2, eps, step, decay):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_a_step_gives_the_numbers_of_plain(monkeypatch, dtype):
+def test_a_step_equals_the_plain_form(monkeypatch, dtype):
     lists = [make(dtype, seed) for seed in range(4)]
     lists[3] = [tensor.abs_() for tensor in lists[3]]
     others = [[tensor.clone() for tensor in tensors] for tensors in lists]
@@ -66,7 +68,7 @@ TABLE = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TABLE)
-def test_every_operation_also_over_kept_memory(name, dtype, monkeypatch):
+def test_every_operation_with_reused_memory(name, dtype, monkeypatch):
     function, roles = TABLE[name]
     dividing = name in DIVIDING or name.startswith("div")
     special = [x for x in SPECIAL if not (dividing and (x != x or abs(x) in (float("inf"), 1e30, 1e-30, 6e-8)))]
@@ -81,11 +83,11 @@ def test_every_operation_also_over_kept_memory(name, dtype, monkeypatch):
         args = [[base.roll(turn + 5 * k), base.roll(turn + 7 * k)[:4].view(2, 2)] for k in range(roles)]
         results.append((fused(*args), args))
     monkeypatch.setenv("MODULI_KERNELS", "plain")
-    for got, args in results:  # afterwards: no result lies in memory that a later call used
+    for got, args in results:  # compared after all calls, so a result in reused memory would be wrong
         torch.testing.assert_close(got, fused(*args), rtol=TOLERANCE[dtype], atol=1e-30, equal_nan=True)
 
 
-def test_a_strided_tensor_meets_an_operation_without_a_foreach_function():
+def test_strided_tensors_in_operations_without_a_foreach_function():
     x = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
     y = torch.arange(24.0).flip(0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
     fused = kernels.fuse(lambda x, y: torch.where(x > y, x, y) * 2 + x)
@@ -129,12 +131,12 @@ def test_reductions(kind, dtype):
             "dot": flat @ other,
             "amax": flat.max(),
         }[kind]
-        found = _torch_reduce.reduce_on_device(kind, [xs, ys] if kind == "dot" else [xs])
-        assert found.dtype is torch.float64
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        reduced = _torch_reduce.reduce_on_device(kind, [xs, ys] if kind == "dot" else [xs])
+        assert reduced.dtype is torch.float64
+        torch.testing.assert_close(reduced, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_number_that_is_held_is_not_overwritten():
+def test_a_result_that_is_referenced_is_not_overwritten():
     xs = [torch.ones(4)]
     first = _torch_reduce.reduce_on_device("norm", [xs])
     xs[0].mul_(2)
@@ -146,7 +148,7 @@ def test_a_number_that_is_held_is_not_overwritten():
 
 
 @pytest.mark.parametrize("kind", ["norm", "squares", "absolutes", "largest", "sum", "amax"])
-def test_numbers_of_several_devices_are_one(kind):
+def test_reductions_of_several_devices_are_joined(kind):
     xs = [torch.linspace(-3, 1, 9), torch.ones(4), torch.full((2,), 2.0)]
     whole = _torch_reduce.reduce_on_device(kind, [xs])
     parts = [_torch_reduce.reduce_on_device(kind, [[x]]) for x in xs]

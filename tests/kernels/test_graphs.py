@@ -17,7 +17,7 @@ SIZES = [0, 1, 2, 7, 16, 33, 1000, 70_001]
 
 @st.composite
 def programs(draw):
-    """A list of steps (name, operands); an operand is a leaf or an earlier step."""
+    """Draw a list of steps (name, operands, scale); an operand is a leaf or an earlier step."""
     steps = []
     for position in range(draw(st.integers(1, 6))):
         name = draw(st.sampled_from(sorted(OPERATIONS)))
@@ -42,8 +42,8 @@ def as_function(steps):
     return fn
 
 
-class Shaken(TorchDispatchMode):
-    """Moves every intermediate result by a few units in the last place, to see how much the last one minds."""
+class Perturbed(TorchDispatchMode):
+    """A mode that perturbs every intermediate result by a few units in the last place, to measure the conditioning."""
 
     def __init__(self, seed, size):
         super().__init__()
@@ -64,19 +64,19 @@ def assert_same(fn, got, lists, scalars, dtypes):
         wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in args]
         want = fn(*wide, *scalars)
         coarse = any(x.dtype is not torch.float64 for x in args)
-        shaken = []
+        perturbed = []
         for seed in range(4):
-            with Shaken(seed, 2.0**-21 if coarse else 2.0**-49):
-                shaken.append(fn(*wide, *scalars))
+            with Perturbed(seed, 2.0**-21 if coarse else 2.0**-49):
+                perturbed.append(fn(*wide, *scalars))
         for position, target in enumerate(want):
             ours = got[position][i]
             target = target.to(ours.dtype).double()
-            moved = torch.stack([(run[position].to(ours.dtype).double() - target).abs() for run in shaken])
-            # Where a shake changes what an element is (NaN, infinity, another branch), it may be anything.
+            moved = torch.stack([(run[position].to(ours.dtype).double() - target).abs() for run in perturbed])
+            # Elements that a perturbation turns into NaN, infinity or another branch are not compared.
             unsure = torch.stack(
                 [
                     ~torch.isclose(run[position].to(ours.dtype).double(), target, rtol=1e-3, equal_nan=True)
-                    for run in shaken
+                    for run in perturbed
                 ]
             ).any(0)
             eps = torch.finfo(ours.dtype).eps if ours.dtype.is_floating_point else 0.0

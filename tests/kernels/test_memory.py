@@ -1,4 +1,4 @@
-"""Aliases and overlaps, version counters, graphs: torch's own rules about memory hold."""
+"""Aliases, overlaps, version counters and graphs follow torch's rules."""
 
 import gc
 
@@ -9,7 +9,13 @@ from moduli import kernels
 
 
 def one_by_one(fn, lists, over):
-    """The meaning of a call in place: tensor by tensor, results written after they were all computed."""
+    """Apply a function in place as a fused call does: tensor by tensor, writing after all results are computed.
+
+    Args:
+        fn: The function.
+        lists: Lists of its arguments.
+        over: The index of the list that is overwritten.
+    """
     for i in range(len(lists[0])):
         lists[over][i].copy_(fn(*(tensors[i] for tensors in lists)))
 
@@ -35,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", sorted(CASES))
 @pytest.mark.parametrize("scale", [1, 700])
-def test_overlaps_mean_what_the_plain_function_means(backend, case, scale):
+def test_overlapping_arguments_give_the_result_of_the_plain_function(backend, case, scale):
     base = torch.randn(400 * scale, generator=torch.Generator().manual_seed(0))
     if scale > 1:  # large enough for blocks and threads
         stretched = {
@@ -54,11 +60,11 @@ def test_overlaps_mean_what_the_plain_function_means(backend, case, scale):
     fused(*make(got))
     assert torch.equal(got, want)
     one_by_one(fn, make(want), 0)
-    fused(*make(got))  # the second call uses what the first found out
+    fused(*make(got))  # the second call uses the plan of the first
     assert torch.equal(got, want)
 
 
-def test_overlap_that_appears_later_is_noticed(backend):
+def test_overlap_in_a_later_call_is_detected(backend):
     fused = kernels.fuse(fn, inplace="x")
     base = torch.arange(300.0)
     ok = [base[0:100]], [base[150:250]]
@@ -79,7 +85,7 @@ def test_out_may_be_an_argument(backend, where):
     assert torch.equal(x, want)
 
 
-def test_two_outputs_to_one_place(backend):
+def test_the_last_of_two_outputs_to_one_tensor_remains(backend):
     x = torch.ones(4)
     place = torch.zeros(4)
     kernels.fuse(lambda a: (a + 1, a + 2))([x], out=([place], [place]))
@@ -120,7 +126,7 @@ def test_autograd_raises_on_misuse(backend):
         total.backward()
 
 
-def test_what_needs_a_graph_is_refused(backend):
+def test_calls_that_would_need_a_graph_are_refused(backend):
     over = kernels.fuse(lambda x, y: x + y, inplace="x")
     p, q = leaf(), torch.ones(4)
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
@@ -160,7 +166,7 @@ def test_inference_tensors_follow_torchs_rules(backend):
     assert torch.equal(outside, torch.full((3,), 2.0))
 
 
-def test_parameters_keep_their_place(backend):
+def test_parameters_keep_their_memory(backend):
     net = torch.nn.Linear(4, 3)
     pointers = [p.data_ptr() for p in net.parameters()]
     with torch.no_grad():
@@ -193,38 +199,38 @@ def test_freed_storage_after_a_plan_for_another_layout(backend):
 
 
 @pytest.mark.parametrize("reduction", [kernels.sum, kernels.norm, kernels.amax, lambda xs: kernels.dot(xs, xs)])
-@pytest.mark.parametrize("known", [False, True])
-def test_reductions_refuse_freed_storage(backend, reduction, known):
+@pytest.mark.parametrize("planned", [False, True])
+def test_reductions_refuse_freed_storage(backend, reduction, planned):
     x = torch.ones(7)
-    if known:
+    if planned:
         reduction([torch.ones(3), x])
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="tensor 1 of the list has no memory"):
         reduction([torch.ones(3), x])
-    assert float(kernels.sum([torch.empty(0), torch.ones(2)])) == 2  # which has no memory to begin with
+    assert float(kernels.sum([torch.empty(0), torch.ones(2)])) == 2  # an empty tensor needs no memory
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_storage_that_is_too_short_is_not_written(backend, known):
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_storage_that_is_too_short_is_not_written(backend, planned):
     fused = kernels.fuse(lambda p, g: p - g, inplace="p")
     p, g = torch.ones(4096), torch.ones(4096)
-    if known:
+    if planned:
         fused([p], [g])
     p.untyped_storage().resize_(64)
     with pytest.raises(RuntimeError, match=r"p\[0\] has no memory for its 4096 elements: .* 64 bytes"):
         fused([p], [g])
 
 
-def test_a_norm_of_tensors_without_numbers_has_none_either():
+def test_a_norm_of_meta_tensors_is_a_meta_tensor():
     assert kernels.norm([torch.ones(3, device="meta")]).is_meta
 
 
-def test_a_pause_of_collection_ends_as_it_began():
+def test_a_pause_of_collection_restores_its_state():
     assert gc.isenabled()
     with kernels.pause_collection():
         with kernels.pause_collection():
             assert not gc.isenabled()
-        assert not gc.isenabled()  # the inner one found it so
+        assert not gc.isenabled()  # collection was disabled when the inner block began
     assert gc.isenabled()
     with pytest.raises(KeyError), kernels.pause_collection():
         raise KeyError

@@ -1,4 +1,4 @@
-"""Each operation: compiled = blocks = torch, for every dtype and on values where functions are special."""
+"""Each operation equals torch's in every form, for every dtype and for special values."""
 
 import itertools
 
@@ -14,7 +14,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, tor
 
 
 def values(count, dtype):
-    """All combinations of special values, and some ordinary ones."""
+    """Return columns with all pairs of special values, and some random ones."""
     special = SPECIAL + SUBNORMAL if count == 1 else SPECIAL
     grid = torch.tensor(list(itertools.product(special, repeat=min(count, 2))), dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ def compare(table, count, dtype):
     want = expected(every, args, dtype)
     for name, ours, theirs in zip(names, got, want, strict=True):
         mine = ours[0]
-        if name in DIVIDING:  # torch's vectorised fmod gives NaN where the quotient has more digits than a float
+        if name in DIVIDING:  # torch's vectorised fmod gives NaN where the quotient has more digits than a float32
             close = (args[0].double() / args[1].double()).abs() < 1e7
             mine, theirs = mine[close], theirs[close]
         rtol, tiny = TOLERANCE[dtype], torch.finfo(dtype).smallest_normal
@@ -101,7 +101,7 @@ def test_an_explicit_narrowing_rounds(backend):
     assert torch.equal(kernels.fuse(fn)([x])[0], fn(x))
 
 
-def test_masks_are_a_dtype_too(backend):
+def test_masks_are_arguments_and_results(backend):
     x = torch.randn(50, generator=torch.Generator().manual_seed(0))
     mask = x > 0
     assert torch.equal(kernels.fuse(lambda a, m: torch.where(m, a, -a))([x], [mask])[0], x.abs())
@@ -112,7 +112,7 @@ def test_masks_are_a_dtype_too(backend):
     assert both.all()
 
 
-def test_an_operation_without_words_in_c_runs_as_torch_runs_it(backend):
+def test_an_operation_without_a_c_form_runs_in_torch(backend):
     x = torch.randn(50, generator=torch.Generator().manual_seed(0))
     gelu = kernels.fuse(lambda a: torch.nn.functional.gelu(a) * 2)
     torch.testing.assert_close(gelu([x])[0], torch.nn.functional.gelu(x) * 2)

@@ -1,4 +1,4 @@
-"""What a fused function reads besides its arguments is never frozen: it is compared, or the function runs as it is."""
+"""Values that a fused function reads besides its arguments are compared at each call, or the function runs unfused."""
 
 import ctypes
 import functools
@@ -43,7 +43,7 @@ Pair = namedtuple("Pair", "rate other")
 
 
 class Owner:
-    """One object with every way of holding a number."""
+    """An object that stores a number in every kind of attribute."""
 
     rate = 1.0
     shared = 1.0
@@ -139,7 +139,7 @@ def set_text(value):
 
 
 def set_shadow(value):
-    """An attribute of the class is hidden by one of the object."""
+    """Hide an attribute of the class by one of the object, or remove that."""
     if value == 1.0:
         OWNER.__dict__.pop("shared", None)
     else:
@@ -147,7 +147,7 @@ def set_shadow(value):
 
 
 def set_environment(value):
-    """A variable that is not set at first."""
+    """Set an environment variable that is not set at first, or remove it."""
     if value == 1.0:
         os.environ.pop("MODULI_TEST_RATE", None)
     else:
@@ -210,7 +210,7 @@ def with_default(x, by=1.0):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_changes_are_seen(backend, name):
+def test_changed_values_are_used(backend, name):
     fn, change = CASES[name]
     fused = kernels.fuse(fn)
     x = torch.arange(1.0, 4.0)
@@ -223,7 +223,7 @@ def test_changes_are_seen(backend, name):
         change(1.0)
 
 
-def test_the_default_dtype_is_read_too(backend):
+def test_the_default_dtype_is_compared_too(backend):
     fused = kernels.fuse(lambda x: x * torch.full((), 1 / 3) + torch.ones_like(x, dtype=torch.get_default_dtype()))
     x = torch.ones(3)
     try:
@@ -235,7 +235,7 @@ def test_the_default_dtype_is_read_too(backend):
 
 
 class Scaled:
-    """A pure function with numbers of its own."""
+    """A pure function that reads its attributes."""
 
     def __init__(self):
         self.own = 1.0
@@ -249,8 +249,8 @@ class Scaled:
         return torch.full_like(x, self.own)
 
 
-def test_a_changed_number_is_no_other_kernel(monkeypatch):
-    """It is a scalar of the kernel, whatever the function computes of it."""
+def test_a_changed_attribute_uses_the_same_kernel(monkeypatch):
+    """An attribute is a scalar argument of the kernel, whatever the function computes from it."""
     monkeypatch.setenv("MODULI_KERNELS", "c")
     kernels.reset()
     owner = Scaled()
@@ -273,7 +273,7 @@ class Repeated:
         return sum((x for _ in range(self.times)), x)
 
 
-def test_what_changes_at_every_call_is_not_compiled_for_ever(monkeypatch):
+def test_a_function_that_changes_at_every_call_is_no_longer_compiled(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     owner = Repeated()
     fused = kernels.fuse(owner)
@@ -287,7 +287,7 @@ def test_what_changes_at_every_call_is_not_compiled_for_ever(monkeypatch):
     assert "changes from call to call" in str(answer)
 
 
-# Modules, classes, functions, closures and constants are compared; other objects are not pure.
+# Values from modules, classes, functions, closures and constants are compared; other objects make a function impure.
 COMPARED = {
     *("class", "global of a helper", "helper", "closure", "module", "replaced function", "imported module"),
     *("imported name", "default", "bound method"),
@@ -303,7 +303,7 @@ def test_only_pure_functions_are_compiled(monkeypatch, name):
         assert "what changes in it is not compared" in str(answer) or "is not known" in str(answer)
 
 
-rates = {"own": 2.0}  # a name that only attributes have
+rates = {"own": 2.0}  # the name of an attribute, and of an unrelated global
 
 
 class Attributes:
@@ -330,7 +330,7 @@ class Writer:
         return x * self.calls
 
 
-def test_what_writes_its_attributes_runs_plain(backend):
+def test_a_function_that_writes_its_attributes_runs_plain(backend):
     owner = Writer()
     fused = kernels.fuse(owner)
     x = torch.ones(3)
@@ -364,7 +364,7 @@ class Derived(Base):
         return super().scale(x) * self.twice * self.make() + isinstance(self, Base)
 
 
-def test_a_method_is_traced_as_it_runs(monkeypatch):
+def test_methods_properties_and_super_are_traced(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     owner = Derived()
     fused = kernels.fuse(owner)
@@ -377,8 +377,8 @@ def test_a_method_is_traced_as_it_runs(monkeypatch):
     del Derived.rate
 
 
-def test_what_is_not_read_is_not_watched(backend):
-    """A counter beside the function does not make it be traced again."""
+def test_attributes_that_are_not_read_are_not_compared(backend):
+    """An attribute that the function does not read does not make it be traced again."""
 
     class Counted:
         def __init__(self):

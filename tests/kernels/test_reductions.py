@@ -1,4 +1,4 @@
-"""Reductions over lists: accurate under cancellation, the same bits on every run, special values as in torch."""
+"""Reductions over lists: accurate under cancellation, reproducible to the bit, special values as in torch."""
 
 import math
 from fractions import Fraction
@@ -19,7 +19,7 @@ def cut(x, *lengths):
 
 @pytest.fixture(scope="module")
 def cancelling():
-    """Ten million numbers whose sum is a millionth of a millionth of their absolute sum."""
+    """Return ten million numbers whose sum is about 1e-12 of the sum of their absolute values."""
     generator = torch.Generator().manual_seed(0)
     half = torch.randn(5_000_000, generator=generator, dtype=torch.float64) * 1e6
     rest = torch.randn(5_000_000, generator=generator, dtype=torch.float64) * 1e-6
@@ -27,13 +27,13 @@ def cancelling():
     return x[torch.randperm(x.numel(), generator=generator)].contiguous()
 
 
-def test_cancellation_costs_no_digits(backend, cancelling):
+def test_sums_are_accurate_under_cancellation(backend, cancelling):
     want = math.fsum(cancelling.tolist())
     got = float(kernels.sum(cut(cancelling, 3_000_001, 17, 0, 5_000_000)))
     assert abs(got - want) <= 1e-12 * abs(want)
 
 
-def test_dot_products_cancel_too(backend):
+def test_dot_products_are_accurate_under_cancellation(backend):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20_000, generator=generator, dtype=torch.float64) * 1e5
     y = torch.randn(20_000, generator=generator, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_other_kinds_of_tensors(backend):
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_mistakes_are_named(backend, grad):
-    """Also where the call before had lists of as many tensors, which compiled code compares them with."""
+    """Errors also follow a valid call with lists of the same length, whose plan compiled code compares with."""
     one, two = [torch.ones(2)], [torch.ones(2), torch.ones(3)]
     for error, words, call in [
         (TypeError, r"sum\(\[x\]\)", lambda: kernels.sum(one[0])),

@@ -1,4 +1,4 @@
-"""Whatever is done to tensors and lists between calls, or during them: the plain result or an error, never a crash."""
+"""Changes of tensors and lists between calls or during them give the plain result or an error, never a crash."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ class Own(torch.Tensor):
     pass
 
 
-# -- storage that is given, after a plan for an ordinary vector --------------------------------------------------------
+# -- outputs of other kinds, after a plan for an ordinary vector -------------------------------------------------------
 
 
 def test_a_vector_on_another_device_is_refused(backend):
@@ -47,11 +47,11 @@ def test_lazy_storage_is_written_as_torch_writes_it(backend, how):
             base = torch.zeros(5)
             fused(xs, out=base if how == "vector" else [base])
             del base
-            negated = torch._neg_view(torch.zeros(5))  # often where the last one was
+            negated = torch._neg_view(torch.zeros(5))  # often at the address of the last one
             fused(xs, out=negated if how == "vector" else [negated])
             assert torch.equal(negated.resolve_neg(), torch.full((5,), 2.0))
         zero = torch._efficientzerotensor(5)
-        with pytest.raises(RuntimeError):  # of torch: nothing can be written there
+        with pytest.raises(RuntimeError):  # raised by torch, because it has no memory to write
             fused(xs, out=zero if how == "vector" else [zero])
 
 
@@ -67,7 +67,7 @@ def test_lazy_tensors_are_read_as_torch_reads_them(backend):
             assert torch.equal(fused([x])[0].resolve_neg(), torch.full((5,), -2.0))
 
 
-# -- tensors that are not what they were -------------------------------------------------------------------------------
+# -- changed tensors ---------------------------------------------------------------------------------------------------
 
 
 def swap_data(p):
@@ -120,7 +120,7 @@ def test_parameters_may_be_swapped(backend, change):
                 gc.collect()
 
 
-def test_freed_and_made_again_at_the_same_address(backend):
+def test_tensors_made_again_at_the_same_address(backend):
     fused = kernels.fuse(lambda x, y: x + y, inplace="x")
     with torch.no_grad():
         for size in (4, 4, 8, 4, 2, 4) * 20:
@@ -150,7 +150,7 @@ def test_kinds_that_alternate_with_ordinary_tensors(backend):
                 torch.testing.assert_close(torch.Tensor(got.detach().to_dense()), 2 + y, check_dtype=False)
 
 
-def test_channels_last_is_no_reason_for_plain(monkeypatch):
+def test_channels_last_tensors_are_compiled(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     fused = kernels.fuse(lambda p, g: p - g, inplace="p")
     p, g = (torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last) for _ in range(2))
@@ -214,7 +214,7 @@ def test_a_list_edited_by_another_thread_gives_a_result_or_an_error(backend):
         done.set()
         worker.join()
     assert not strange
-    for x in xs:  # each element was added whole or not at all
+    for x in xs:  # every call wrote all elements of a tensor or none
         assert float(x[0]) == float(x[-1]) == float(x[0].round())
 
 
@@ -284,7 +284,7 @@ def test_a_fork_while_another_thread_compiles(fresh, tmp_path):
     assert done.stdout.strip() == "0", done.stderr
 
 
-def test_pickled_functions_keep_everything():
+def test_pickled_functions_keep_their_options():
     fused = kernels.fuse(step, private=["m"], inplace=("p", "m"))
     other = pickle.loads(pickle.dumps(fused))
     assert other.private == fused.private == frozenset({"m"})

@@ -65,11 +65,11 @@ def test_threads_share_functions(tmp_path):
 
 
 def run_sanitized(program, tmp_path):
-    """Run a program whose kernels are built with AddressSanitizer; it has to print that it is clean."""
+    """Run a program whose kernels are built with AddressSanitizer, and assert that it prints "clean"."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("no gcc here")
-    # Without the C++ library the sanitizer can't pass on torch's exceptions.
+    # Without the C++ library the sanitizer can't propagate torch's exceptions.
     libraries = [find_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
     if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("gcc has no AddressSanitizer here")
@@ -97,6 +97,6 @@ def run_sanitized(program, tmp_path):
 
 
 def find_library(compiler, name):
-    """Return the path of a library of the compiler, or its bare name where there is none."""
+    """Return the path of a library of the compiler, or its bare name if it has none."""
     command = [compiler, f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.strip()

@@ -1,4 +1,4 @@
-"""A bound call that was made before compares its lists in C; whatever is not as it was leaves that path."""
+"""A repeated bound call compares its lists in C; any difference falls back to the full checks."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def descend(p, g, m, lr):
 
 
 def make(sizes=(100, 1, 5)):
-    """A warm call, and its lists; before each parameter there is one number more in memory."""
+    """Return a bound call after two runs, and its lists; memory has one more element before each parameter."""
     params, moments = ([torch.arange(n + 1.0)[1:] for n in sizes] for _ in range(2))
     bound = kernels.fuse(descend, private=["m"]).bind(m=moments)
     for _ in range(2):
@@ -21,7 +21,14 @@ def make(sizes=(100, 1, 5)):
 
 
 def expect(params, moments, grads, lr=0.25):
-    """The same by torch, on copies."""
+    """Return what torch computes on copies.
+
+    Args:
+        params: The parameters.
+        moments: The moments.
+        grads: The gradients.
+        lr: The step size.
+    """
     params, moments = [p.clone() for p in params], [m.clone() for m in moments]
     grads = [g.clone() for g in grads]
     for p, g, m in zip(params, grads, moments, strict=True):
@@ -30,7 +37,7 @@ def expect(params, moments, grads, lr=0.25):
 
 
 def shift(param):
-    """A gradient that overlaps what is written: each number is the one before it in the parameter."""
+    """Return a gradient that overlaps the parameter, shifted by one element."""
     return param.as_strided(param.shape, param.stride(), param.storage_offset() - 1)
 
 
@@ -60,10 +67,10 @@ def test_any_gradient_after_a_warm_call(monkeypatch, kind):
 
 
 @torch.no_grad()
-def test_lists_that_are_not_as_they_were(monkeypatch):
+def test_changed_lists_after_a_warm_call(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     bound, params, moments = make()
-    params[0].data = torch.arange(101.0)[1:]  # other memory, and a gradient that overlaps it
+    params[0].data = torch.arange(101.0)[1:]  # new memory, which the gradient overlaps
     grads = [shift(params[0]), *(torch.ones(len(param)) for param in params[1:])]
     expected = expect(params, moments, grads)
     bound(params, grads, 0.25)
@@ -74,10 +81,10 @@ def test_lists_that_are_not_as_they_were(monkeypatch):
         bound(params, grads[:2], 0.25)
     with pytest.raises(TypeError, match="not a tensor"):
         bound(params, [*grads[:2], None], 0.25)
-    torch.testing.assert_close((params, moments), expected)  # nothing of that was written
+    torch.testing.assert_close((params, moments), expected)  # the failed calls wrote nothing
 
 
-def test_graphs_and_versions(monkeypatch):
+def test_versions_and_graphs_after_a_warm_call(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     with torch.no_grad():
         bound, params, _ = make()
@@ -91,8 +98,8 @@ def test_graphs_and_versions(monkeypatch):
 
 @pytest.mark.parametrize("form", ["auto", "foreach", "plain"])
 @torch.no_grad()
-def test_a_scalar_that_is_a_norm(monkeypatch, form):
-    """It is that of the list that is given at each call, wherever the scalar stands, cold and warm, also where squares overflow."""
+def test_a_scalar_bound_to_the_norm_of_a_list(monkeypatch, form):
+    """The norm is of the list of each call, at any position of the scalar, also if squares overflow."""
     monkeypatch.setenv("MODULI_KERNELS", form)
 
     def scale(p, g, a, size, b):
@@ -111,7 +118,7 @@ def test_a_scalar_that_is_a_norm(monkeypatch, form):
 
 
 @torch.no_grad()
-def test_a_norm_of_a_list_that_can_not_be_read_at_once():
+def test_a_bound_norm_of_strided_or_double_tensors():
     bound = kernels.fuse(lambda g, size: g / size, inplace="g").bind(norms={"size": "g"})
     lists = [[torch.tensor([3.0])], [torch.tensor([3.0, 0.0])[::2]], [torch.tensor([3.0], dtype=torch.float64)]]
     for tensors in (*lists, *lists):

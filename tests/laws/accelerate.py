@@ -1,4 +1,4 @@
-"""A process with a fake accelerator: puts every k-th row under the law of accelerators and prints what it found as JSON."""
+"""Put every k-th row under the law of accelerators, on a fake one, and print the errors by row as JSON."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from laws.fake_device import check_accelerator, leave
 from laws.registry import collect
 from moduli.testing import LawError
 
-# The row's constraint is a function of tensors on the host, so there is nothing of it to see on a device.
+# The constraint of this row is a function of host tensors, so it can't run on a device.
 ON_HOST = ("AugmentedLagrangian",)
 
 
 def main(part: int, parts: int) -> None:
     warnings.simplefilter("ignore")
-    found: dict[str, str | None] = {}
+    errors: dict[str, str | None] = {}
     for row in [row for row in collect() if not row.members][part::parts]:
         try:
             if row.name not in ON_HOST:
                 check_accelerator(row)
-            found[row.name] = None
+            errors[row.name] = None
         except LawError as error:
-            found[row.name] = str(error)
-    print(json.dumps(found))
+            errors[row.name] = str(error)
+    print(json.dumps(errors))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The law of accelerators, on a device that does not exist: what a step would do there, without one.
+"""The law of accelerators, checked on a fake device.
 
-A fake device has tensors with shapes and no numbers. To read a number back from it raises, to mix its tensors with those of
-the host raises, and each operation that would be a launch is seen and counted.
+Tensors of a fake device have shapes and no values. Reading a value from one raises, mixing them with tensors of the host
+raises, and operations that would be launches are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICE = "pretend"
 
 @contextmanager
 def fake_accelerator() -> Iterator[None]:
-    """A block in which tensors can be made on `DEVICE`; the process is not for other work afterwards."""
+    """Allow tensors on `DEVICE` inside the block; the process can't be used for other work afterwards."""
     mode = open_fake_device(DEVICE)
     if mode is None:
         raise RuntimeError("this torch has no fake devices; install torch 2.13 or later")
@@ -42,7 +42,7 @@ def fake_accelerator() -> Iterator[None]:
 
 
 def leave() -> NoReturn:
-    """End the process as it is: torch's thread of a fake device may still ask for the interpreter, which then aborts."""
+    """End the process without cleanup: a thread of torch's fake device may still use the interpreter, which then aborts."""
     sys.stdout.flush()
     os._exit(0)
 
@@ -56,11 +56,11 @@ class _GeneratorType(type):
 
 
 class _HostGenerator(metaclass=_GeneratorType):
-    """In the place of torch's class: a fake device has no generators."""
+    """A replacement of torch's class that makes CPU generators for the fake device, which has none."""
 
 
 class _HostNumbers(TorchDispatchMode):
-    """Lets numbers of the host be read (a coin that was thrown there), although in a fake mode they do not exist."""
+    """A mode in which reading a CPU scalar (a random decision) gives a fixed value, because fake tensors have none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,12 +76,19 @@ class _HostNumbers(TorchDispatchMode):
 
 
 def find_deciding(links: Sequence[Module]) -> list[str]:
-    """Names of the links, and of links inside them, that declare that they decide on the host."""
+    """Return the names of links and inner links that declare `decides_on_host`."""
     return [type(link).__name__ for top in links for _, link in top.links() if link.decides_on_host]
 
 
 def weigh_step(case: Case, links: Sequence[Module], count: int, evaluates: bool = True) -> tuple[StepCost, list[str]]:
-    """What the third step of a chain on so many tensors costs, and the tensors of its state that strayed to the host."""
+    """Return the cost of the third step of a chain, and the names of its state tensors on the host.
+
+    Args:
+        case: The case that the links are from.
+        links: The links.
+        count: The number of parameters.
+        evaluates: Whether a step is given the closure, if the case needs one.
+    """
     with fake_accelerator():
         return _weigh(case, links, count, evaluates, DEVICE)
 
@@ -95,18 +102,20 @@ def _weigh(case: Case, links: Sequence[Module], count: int, evaluates: bool, dev
     def loss() -> Tensor:
         return residuals().sum()
 
-    given = closure(residuals if case.target == "least squares" else loss) if case.closure and evaluates else None
+    step_closure = (
+        closure(residuals if case.target == "least squares" else loss) if case.closure and evaluates else None
+    )
     for param in params:
         param.grad = torch.empty(3, 2, device=device)
     optimizer = Optimizer(params, *links)
     for _ in range(3):
-        with Launches() as seen:  # around each of them: calls under another number of modes are planned anew
-            optimizer.step(given)
+        with Launches() as seen:  # around every step: a call under another number of modes makes another plan
+            optimizer.step(step_closure)
     stray = []
     for top in links:
         for _, link in top.links():
-            held = [dict(row) for row in link.state.values()] + [dict(link.global_state)]
-            for keys, leaf in _leaves(held):
+            rows = [dict(row) for row in link.state.values()] + [dict(link.global_state)]
+            for keys, leaf in _leaves(rows):
                 if leaf.device.type == "cpu":
                     stray.append(f"{type(link).__name__}.{keys} of shape {tuple(leaf.shape)}")
     return seen.cost, stray
@@ -124,18 +133,18 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def check_accelerator(case: Case) -> list[str]:
-    """Put a case under the law of accelerators; it takes a process of its own, see `fake_accelerator`.
+    """Check a case by the law of accelerators, in a process that does nothing else (see `fake_accelerator`).
 
-    A step reads nothing back, copies nothing between host and device, and keeps its state where the parameters are; a chain
-    of pointwise links makes as many launches for four tensors as for two, and after its first step, where none of them measures,
-    no tensors but numbers. Links that declare `decides_on_host` are taken out of the chain; where they read nothing back, the
+    A step reads no value back, copies nothing between host and device, and has its state on the device of the parameters. A
+    chain of pointwise links makes as many launches for four tensors as for two, and after its first step, if no link measures,
+    allocates only 0-d tensors. Links that declare `decides_on_host` are removed from the chain; if they read nothing back, the
     declaration is wrong.
 
     Returns:
         Names of the links that decide on the host.
 
     Raises:
-        LawError: The law is broken; the text says where.
+        LawError: If the law is broken; the message has the place in the library.
     """
     deciding = find_deciding(case.links())
     if deciding and _reads_back(case) is None:
@@ -143,7 +152,7 @@ def check_accelerator(case: Case) -> list[str]:
     rest = [link for link in case.links() if not find_deciding([link])]
     if not rest:
         return deciding
-    # What an evaluation launches is not the links'.
+    # Chains of other links evaluate the closure, whose launches are not counted for pointwise chains.
     pointwise = all(getattr(link, "elementwise", False) and not link.children for link in rest)
     costs = []
     for count in (2, 4):
@@ -159,7 +168,7 @@ def check_accelerator(case: Case) -> list[str]:
         if stray:
             raise case.fail("accelerator", f"keeps on the host: {', '.join(stray[:3])}")
         costs.append(cost)
-    measures = any(getattr(link, "measures", False) for link in rest)  # lists may be made to measure them
+    measures = any(getattr(link, "measures", False) for link in rest)  # measuring may allocate lists
     if pointwise and not measures and costs[0].allocated:
         raise case.fail("accelerator", f"allocates {costs[0].allocated} tensors in its third step")
     if pointwise and len(costs[0].launches) != len(costs[1].launches):
@@ -174,7 +183,7 @@ def _is_read(error: BaseException) -> bool:
 
 
 def _reads_back(case: Case) -> LawError | None:
-    """The error that a whole chain ends with, where it is that of reading a number."""
+    """Return the error if a step of the whole chain reads a value back or copies; None if it does neither."""
     try:
         cost, _ = weigh_step(case, case.links(), 2)
     except Exception as error:
@@ -184,7 +193,7 @@ def _reads_back(case: Case) -> LawError | None:
     return case.fail("accelerator", "copies") if cost.copies else None
 
 
-# Operations that launch nothing: they make views and memory, or ask.
+# Operations that launch nothing: views, allocations and queries.
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
 _FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
 _FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
@@ -194,13 +203,13 @@ _COPIES = ("_to_copy", "copy_", "_foreach_copy_")
 
 @dataclass
 class StepCost:
-    """What one step asks of a device.
+    """The work that one step gives to a device.
 
     Attributes:
-        launches: Names of the operations that launch something.
-        copies: Copies between the host and a device, each with the place in the library that asks for it.
-        allocated: How many tensors were made, without numbers.
-        numbers: How many tensors without axes were made.
+        launches: The names of the operations that launch a kernel.
+        copies: Copies between the host and a device, each with the calling line of the library.
+        allocated: The number of allocated tensors with axes.
+        numbers: The number of allocated 0-d tensors.
     """
 
     launches: list[str] = field(default_factory=list)
@@ -210,7 +219,7 @@ class StepCost:
 
 
 class Launches(TorchDispatchMode):
-    """A mode that counts what is launched on devices other than the host. Fake tensors will do."""
+    """A mode that counts launches, copies and allocations on devices other than the CPU, also for fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,21 +227,21 @@ class Launches(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the guard against torch.compile imports all of it
+        return False  # the check for torch.compile would import all of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        kinds = {each.device.type for each in (*given, *made)}
+        inputs = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        outputs = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        kinds = {each.device.type for each in (*inputs, *outputs)}
         if kinds - {"cpu"}:
-            known = {id(each) for each in given}
+            input_ids = {id(each) for each in inputs}
             if name not in _FREE:
                 self.cost.launches.append(name)
             if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
-                new = [each.dim() for each in made if id(each) not in known]
+                new = [each.dim() for each in outputs if id(each) not in input_ids]
                 self.cost.numbers += new.count(0)
                 self.cost.allocated += len(new) - new.count(0)
             if name in _COPIES and "cpu" in kinds:
@@ -241,7 +250,7 @@ class Launches(TorchDispatchMode):
 
 
 def find_place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Where in the library a call came from."""
+    """Return the file and line of the innermost frame in the library."""
     root = str(Path(moduli.__file__).parent)
     inside = [frame for frame in frames if frame.filename.startswith(root)]
     return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"

@@ -1,4 +1,4 @@
-"""Functions that rows give to links: importable, so that optimizers that hold them can be pickled."""
+"""Functions that rows pass to links; they are importable, so that optimizers with them can be pickled."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["halved", "is_matrix", "quiet", "quintic", "scaled_loss", "shrunk", "whole"]
+__all__ = ["flatten_all", "halve", "halve_all", "ignore", "is_matrix", "orthogonalize_quintic", "scale_loss"]
 
 
 def is_matrix(param: Tensor) -> bool:
     return param.dim() > 1
 
 
-def halved(tensors: list[Tensor]) -> list[Tensor]:
+def halve_all(tensors: list[Tensor]) -> list[Tensor]:
     return [0.5 * tensor for tensor in tensors]
 
 
-def shrunk(tensor: Tensor) -> Tensor:
+def halve(tensor: Tensor) -> Tensor:
     return 0.5 * tensor
 
 
-def scaled_loss(loss: Tensor) -> Tensor:
+def scale_loss(loss: Tensor) -> Tensor:
     return 2 * loss + loss**2
 
 
-def quiet(text: str) -> None:
-    """Prints nothing."""
+def ignore(text: str) -> None:
+    """Ignore a text."""
 
 
-def whole(tensors: Any) -> Tensor:
-    """All numbers of several tensors as one vector."""
+def flatten_all(tensors: Any) -> Tensor:
+    """Return several tensors as one vector."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def quintic(g: Tensor) -> Tensor:
-    """Newton-Schulz as in Muon's first description."""
+def orthogonalize_quintic(g: Tensor) -> Tensor:
+    """Return the orthogonalised matrix by the quintic Newton-Schulz iteration of Muon's first description."""
     x = g.T if g.shape[0] > g.shape[1] else g
     x = x / x.norm()
     for _ in range(5):

@@ -1,6 +1,6 @@
-"""The law book's table: one row per link (or chain) puts it under every law.
+"""Collect the rows of the law book: one row per link or chain is checked by every law.
 
-A file in `rows/` has a list `ROWS`; each `Row` says what may be expected of one link (see `moduli.testing.Case`).
+A file in `rows/` has a list `ROWS`; each `Row` describes one link and its properties (see `moduli.testing.Case`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Row", "collect", "formula", "formula_of_closure"]
 
 
 def formula(step: Callable[[Tensor, Tensor, dict[str, Any], int], Tensor]) -> Callable[..., None]:
-    """A reference for `Row` from the update of one tensor: `step(param, grad, memory, t) -> update`, t from 1."""
+    """Return a reference for `Row` that subtracts `step(param, grad, memory, t)` from each parameter, with t from 1."""
 
     def move(params: Sequence[Tensor], grads: Sequence[Tensor], memory: dict[Any, Any], t: int) -> None:
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
@@ -32,9 +32,9 @@ def formula(step: Callable[[Tensor, Tensor, dict[str, Any], int], Tensor]) -> Ca
 def formula_of_closure(
     move: Callable[[list[Tensor], Callable[[], Tensor], dict[str, Any]], None],
 ) -> type[torch.optim.Optimizer]:
-    """A reference for `Row` from a step of all parameters: `move(params, evaluate, memory)` writes into them.
+    """Return a reference for `Row` whose step is `move(params, evaluate, memory)`, which changes the parameters in place.
 
-    `evaluate()` is the loss where they are now, and leaves their gradients in `.grad`.
+    `evaluate()` returns the loss at the current parameters and sets their `.grad`.
     """
 
     class Formula(torch.optim.Optimizer):
@@ -50,7 +50,7 @@ def formula_of_closure(
 
 
 def collect(folder: Path = Path(__file__).parent / "rows") -> list[Row]:
-    """All rows of all files, in the order of their names; a name used twice is an error."""
+    """Return the rows of all files, ordered by file name; raise ValueError if two have one name."""
     rows: dict[str, Row] = {}
     for path in sorted(folder.glob("*.py")):
         module = sys.modules.get(name := f"laws_rows_{path.stem}")

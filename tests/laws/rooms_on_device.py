@@ -1,6 +1,6 @@
-"""A process with a fake accelerator: what particles and populations launch there, for 2 and for 8 layers, as JSON.
+"""Print as JSON the launches of particles and populations on a fake accelerator, for 2 and for 8 layers.
 
-Sums of models are what they are without a mode that watches: a mode has them composed of single operations.
+Sums of models are measured as if no dispatch mode was active: under a mode they are composed of single operations.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ WORK = {
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    found = {}
+    measured = {}
     for name, make in WORK.items():
-        rows = found[name] = []
+        rows = measured[name] = []
         for layers in (2, 8):
             try:
                 with (
@@ -96,9 +96,9 @@ def main() -> None:
                     with Launches() as seen:
                         work()
                 rows.append([seen.cost.launches, seen.cost.copies])
-            except Exception as error:  # noqa: BLE001 - reported by the test
+            except Exception as error:  # noqa: BLE001 - reported to the test
                 rows.append(f"{type(error).__name__}: {str(error)[:200]}")
-    print(json.dumps(found))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

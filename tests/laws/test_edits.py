@@ -1,4 +1,4 @@
-"""An edit of the model in the middle of a run: what it does not concern goes on as if nothing had happened, for all links."""
+"""An edit of the model in the middle of a run leaves the steps of all other parameters unchanged, for all links."""
 
 import re
 
@@ -40,7 +40,7 @@ def read(net):
 
 
 def run(row, edit):
-    """The parameters after six steps with an edit in the middle, and what the optimizer says of it."""
+    """Return the parameters after six steps with an edit in the middle, and the optimizer."""
     torch.manual_seed(0)
     net = Net()
     opt = mo.Optimizer(net, *row.make())
@@ -57,25 +57,24 @@ def add_frozen(net):
 
 
 def replace(net):
-    """Other tensors with the same values, as `load_state_dict(assign=True)` leaves them."""
+    """Replace parameters by equal ones, as `load_state_dict(assign=True)` does."""
     for name in ("tensor:w", "tensor:v"):
         net._parameters[name] = nn.Parameter(net._parameters[name].detach().clone())
 
 
 def grow(net):
-    """More rows, of which the loss reads none."""
+    """Add rows that the loss does not use."""
     mo.particles.grow(net, {"row": 5})
 
 
-# Links that work with the number of entries of a tensor (a mean, the shape), or draw one number for each: new ones change the
-# steps of those that were there.
+# Steps of these links depend on the number of entries (a mean, the shape, random draws), so new rows change those of old ones.
 COUNTS_ENTRIES = re.compile(
     "KLShampoo|LMO, spectral|MuonAdjustLR|Centralize|Adafactor|CAME|Cautious, normalised|PSGDKronNewton|LaplacianSmoothing"
     "|RelativeWeightDecay"
 )
 
 
-# Pointwise, factored, Kronecker and rotated state, and points: these never restart for more units.
+# Links with pointwise, factored, Kronecker or rotated state, or stored points: they never restart when units are added.
 FOLLOWING = {
     "Adam",
     "Adafactor",
@@ -90,12 +89,12 @@ FOLLOWING = {
 }
 
 
-def test_links_that_follow_are_rows():
+def test_links_that_never_restart_are_rows():
     assert {row.name for row in ROWS} >= FOLLOWING
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not RESIDUALS.search(row.name)], ids=str)
-def test_what_is_not_edited_goes_on(row):
+def test_parameters_that_are_not_edited_continue(row):
     expected, _ = run(row, lambda net: None)
     for edit in (add_frozen, replace, grow):
         values, opt = run(row, edit)
@@ -104,7 +103,7 @@ def test_what_is_not_edited_goes_on(row):
         if edit is grow:
             assert "2 parameters resized, with the state of units that stay (tensor:w, tensor:v)" in text
         if "restarted" in text:
-            # State over all parameters, of which some are others, or without a rule: it says so, and goes on from where it is.
+            # State over all parameters, some of which were replaced, or without a rule for resizing, restarts and is reported.
             assert edit is not add_frozen
             assert row.name not in FOLLOWING
         if "restarted" in text or (edit is grow and (row.random or COUNTS_ENTRIES.search(row.name))):

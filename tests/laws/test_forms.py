@@ -1,4 +1,4 @@
-"""Every form of a step, and of arithmetic on models, means the same for tensors of every kind: one law over form and edge."""
+"""Every form of a step, and of arithmetic on models, gives the same result for tensors of every kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ HALVES = (torch.float16, torch.bfloat16)
 # ---------------------------------------------------------------------- edges
 
 
-def lay_apart(tensor):
-    """Every second element of a larger tensor, in every axis."""
+def stride(tensor):
+    """Return a copy that is every second element of a larger tensor, in every axis."""
     around = tensor.new_zeros([2 * size for size in tensor.shape])
     inside = around[tuple(slice(None, None, 2) for _ in tensor.shape)]
     inside.copy_(tensor)
@@ -40,13 +40,13 @@ def transpose(tensor):
 
 @dataclass(frozen=True)
 class Edge:
-    """A kind of tensor: `param` and `grad` make one, with memory of its own, of ordinary numbers."""
+    """A kind of tensor; `param` and `grad` convert an ordinary tensor to it, in new memory."""
 
     shape: tuple[int, ...] = (3, 2)
     dtype: torch.dtype = torch.float32
     param: Callable = torch.clone
     grad: Callable = torch.clone
-    size: float = 1.0  # of gradients
+    size: float = 1.0  # the scale of gradients
 
 
 EDGES = {
@@ -62,15 +62,15 @@ EDGES = {
     "empty": Edge((0, 3)),
     "transposed": Edge(param=transpose),
     "transposed gradients": Edge(grad=transpose),
-    "apart": Edge(param=lay_apart, grad=lay_apart),
-    "complex apart": Edge(dtype=torch.complex64, param=lay_apart, grad=transpose),
+    "apart": Edge(param=stride, grad=stride),
+    "complex apart": Edge(dtype=torch.complex64, param=stride, grad=transpose),
     "expanded gradients": Edge(grad=lambda grad: grad[:1, :1].clone().expand(3, 2)),
 }
 
 
 @cache
 def draw(edge):
-    """Ordinary numbers: values of a parameter, and for each step its gradient and that of a parameter beside it."""
+    """Return the values of a parameter, and for each step its gradient and that of a second parameter."""
     generator = torch.Generator().manual_seed(7)
 
     def numbers(shape, dtype):
@@ -81,7 +81,7 @@ def draw(edge):
 
 
 def resolve(tensor):
-    """The numbers as an ordinary tensor."""
+    """Return a contiguous copy without lazy conjugation or negation."""
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
@@ -96,12 +96,12 @@ class Pair(nn.Module):
 
 
 def make(edge, plain=False):
-    """A model at an edge and its gradients at each step; or the same numbers in ordinary tensors."""
+    """Return a model with a parameter of a kind and its gradients at each step; with `plain`, both as ordinary tensors."""
     start, grads = draw(edge)
-    made = [[edge.grad(first), second.clone()] for first, second in grads]
+    copies = [[edge.grad(first), second.clone()] for first, second in grads]
     if plain:
-        made = [[resolve(first), second] for first, second in made]
-    return Pair(resolve(start) if plain else edge.param(start)), made
+        copies = [[resolve(first), second] for first, second in copies]
+    return Pair(resolve(start) if plain else edge.param(start)), copies
 
 
 # ---------------------------------------------------------------------- forms of a step
@@ -166,28 +166,28 @@ CHAINS = {
 
 @cache
 def step_plain(name, edge):
-    """The end of a chain's steps on the same numbers in ordinary tensors."""
+    """Return the parameters after the steps of a chain on ordinary tensors of the same values."""
     return list(map(resolve, step_optimizer(CHAINS[name], *make(edge, plain=True))))
 
 
 def tolerance(dtype):
-    """Of half precision one rounding at each step, which may fall to either side."""
+    """Return the tolerances: in half precision, one rounding in either direction."""
     return {"rtol": torch.finfo(dtype).eps if dtype in HALVES else 2e-6, "atol": 1e-6}
 
 
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.removeprefix("step_"))
-def test_every_form_of_a_step_means_the_same(form, edge):
+def test_every_form_of_a_step_gives_the_same_parameters(form, edge):
     edge = EDGES[edge]
     for name, chain in CHAINS.items():
         if form is step_tensors and edge.dtype in HALVES and name == "tiny between":
-            continue  # what it returns has the dtype of the tensors, and so has what is between links of a list
+            continue  # `step_tensors` returns half precision, also between the links of a list, where these updates underflow
         net, grads = make(edge)
         first = net.first
-        found = form(chain, net, grads)
+        stepped = form(chain, net, grads)
         assert first.dtype is edge.dtype
         assert net.first is first
-        for one, wanted in zip(found, step_plain(name, edge), strict=True):
+        for one, wanted in zip(stepped, step_plain(name, edge), strict=True):
             why = f"{name}: {resolve(one)} is not {wanted}"
             torch.testing.assert_close(resolve(one), wanted, **tolerance(edge.dtype), msg=why)
 
@@ -199,8 +199,8 @@ def test_half_precision_is_double_precision_rounded(chain, dtype):
     net, grads = make(edge)
     exact = make(edge)[0].double()
     wanted = step_optimizer(CHAINS[chain], exact, [[grad.double() for grad in each] for each in grads])
-    found = step_optimizer(CHAINS[chain], net, grads)
-    torch.testing.assert_close(found[0].double(), wanted[0], rtol=STEPS * torch.finfo(dtype).eps, atol=1e-6)
+    stepped = step_optimizer(CHAINS[chain], net, grads)
+    torch.testing.assert_close(stepped[0].double(), wanted[0], rtol=STEPS * torch.finfo(dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
@@ -222,7 +222,7 @@ def test_state_follows_a_model_into_half_precision_and_back(fuse):
     assert (opt.link("Adagrad").state[net.first]["accumulator"] > 0).all()
 
 
-def test_state_that_a_link_makes_for_all_parameters_is_wide_too():
+def test_state_made_by_multi_tensor_initialize_is_in_single_precision():
     class Squares(optim.TensorTransform):
         elementwise = True
 
@@ -301,7 +301,7 @@ IN_PLACE = [name for name in ARITHMETIC if "=" in name or name.endswith("_")]
 
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("name", ARITHMETIC)
-def test_arithmetic_on_models_means_the_same(name, edge):
+def test_arithmetic_on_models_gives_the_same_values(name, edge):
     edge = EDGES[edge]
 
     def pair(plain):
@@ -313,10 +313,10 @@ def test_arithmetic_on_models_means_the_same(name, edge):
     wanted = ARITHMETIC[name](*pair(plain=True))
     x, y = pair(plain=False)
     first = x.first
-    found = ARITHMETIC[name](x, y)
-    torch.testing.assert_close(resolve(found.first), resolve(wanted.first), rtol=0, atol=0)
-    torch.testing.assert_close(resolve(found.second), resolve(wanted.second), rtol=0, atol=0)
-    assert (found is x and x.first is first) == (name in IN_PLACE)
+    result = ARITHMETIC[name](x, y)
+    torch.testing.assert_close(resolve(result.first), resolve(wanted.first), rtol=0, atol=0)
+    torch.testing.assert_close(resolve(result.second), resolve(wanted.second), rtol=0, atol=0)
+    assert (result is x and x.first is first) == (name in IN_PLACE)
 
 
 def test_a_lazy_view_that_comes_later_is_written_too():

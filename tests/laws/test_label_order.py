@@ -1,4 +1,4 @@
-"""State of an optimizer follows its labelled parameters into another order of labels, or is refused: one law over all links."""
+"""State loads into parameters with another order of labels, reordered, or is refused; for all links."""
 
 import copy
 import re
@@ -11,7 +11,7 @@ from laws.registry import collect
 from moduli import m
 
 D = torch.float64
-# Links that need residuals, and those for which the order of coordinates means something.
+# Links that need residuals, and links whose steps depend on the order of coordinates.
 OTHERS = re.compile("GaussNewton|NaturalGradient|^CD$|LaplacianSmoothing")
 ROWS = [row for row in collect() if not row.members and not row.random and not OTHERS.search(row.name)]
 FIRST = (["r", "g", "b"], ["x", "y", "z", "t"])
@@ -19,7 +19,7 @@ SECOND = (["b", "r", "g"], ["t", "z", "x", "y"])
 
 
 class Net(mo.Module):
-    """A labelled matrix and a labelled vector; their values belong to labels."""
+    """A labelled matrix and a labelled vector with the same value for a label in any order."""
 
     def __init__(self, labels):
         super().__init__()
@@ -31,7 +31,7 @@ class Net(mo.Module):
 
 TARGET = mo.tensor(torch.arange(12, dtype=D).view(3, 4).cos(), row=FIRST[0], column=FIRST[1])
 SCALE = mo.tensor(torch.tensor([0.5, 1.0, 2.0], dtype=D), row=FIRST[0])
-# Each entry has a curvature of its own: with three curvatures in all, projections end after three pairs, and follow rounding then.
+# Every entry has a different curvature: with only three, projections converge in three pairs and then depend on rounding.
 WEIGHT = SCALE * mo.tensor(torch.tensor([1.0, 1.3, 0.7, 1.6], dtype=D), column=FIRST[1])
 
 
@@ -51,7 +51,7 @@ def read(net):
 
 
 def load(opt, state):
-    """Load a state; return why it was refused."""
+    """Load a state; return the error if it is refused, else None."""
     try:
         opt.load_state_dict(state)
     except ValueError as error:
@@ -74,7 +74,7 @@ def test_state_follows_labels_or_is_refused(row):
         assert re.search(
             "labels have another order here, but .*(follows its parameter|makes of parameters|can read)", reason
         )
-        assert not any(link.rows for _, link in other._links)  # nothing was taken over
+        assert not any(link.rows for _, link in other._links)  # no state was loaded
         return
     train(first, opt, 3)
     train(second, other, 3)
@@ -82,8 +82,8 @@ def test_state_follows_labels_or_is_refused(row):
         torch.testing.assert_close(read(second)[name], value, rtol=1e-6, atol=1e-8)
 
 
-def test_few_links_are_refused():
-    """Pointwise, vector, factored and Kronecker states follow; those of links inside projections do not."""
+def test_states_that_are_reordered_and_one_that_is_refused():
+    """Pointwise, vector, factored and Kronecker states are reordered; those of links inside projections are refused."""
 
     def is_refused(make):
         opt = mo.Optimizer(Net(FIRST), *make())
@@ -103,7 +103,7 @@ def test_few_links_are_refused():
     assert is_refused(lambda: [m.GaLore(m.Adam(), rank=1)])
 
 
-def test_population_and_files(tmp_path):
+def test_state_of_a_population_in_a_file_follows_labels(tmp_path):
     def run(labels, save, load):
         pop = mo.Population.from_modules([Net(labels) for _ in range(3)])
         opt = mo.Optimizer(pop, m.HeavyBall(0.9), m.LR(0.1))
@@ -122,8 +122,8 @@ def test_population_and_files(tmp_path):
     torch.testing.assert_close(read(other[1])["w"], read(pop[1])["w"])
 
 
-def test_the_reproducer(tmp_path):
-    """Momentum saved with labels r, g, b and loaded into b, g, r moved the wrong labels."""
+def test_momentum_of_a_file_moves_the_right_labels(tmp_path):
+    """Momentum saved with labels r, g, b is loaded into b, g, r by label."""
 
     class Gain(mo.Module):
         def __init__(self, labels):

@@ -1,4 +1,4 @@
-"""Every row under every law, each reported by itself."""
+"""Every row is checked by every law, one test each."""
 
 import pytest
 
@@ -18,7 +18,7 @@ ROWS = [*CHAINS, *collect()]
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_law(row, law, pytestconfig):
     if law == "leaks" and law not in (row.skip or ()) and not pytestconfig.getoption("--all"):
-        leaks(row, steps=200)  # what leaks shows soon; `make test-all` makes all of the thousand steps
+        leaks(row, steps=200)  # 200 steps show most leaks; `make test-all` makes a thousand
         return
     reason = check_law(row, law)
     if reason is not None:

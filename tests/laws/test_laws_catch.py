@@ -1,4 +1,4 @@
-"""Every law catches the link that breaks it, and says so in a sentence that names the law and the link."""
+"""Every law fails for a link that breaks it, with an error that names the law and the link."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Uphill(Pointwise):
 
 
 class Lying(Pointwise):
-    """Does something else when it is not part of a pass."""
+    """Computes something else when it is not fused."""
 
     def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
         return tensor * (1.01 if isinstance(param, torch.nn.Parameter) else 1.0)
@@ -34,7 +34,7 @@ class PerTensor(TensorTransform):
 
 
 class ReadsGrad(Module):
-    """Looks at .grad instead of asking the objective."""
+    """Reads .grad instead of the gradients of the objective."""
 
     def apply(self, objective):
         objective.get_grads()
@@ -69,7 +69,7 @@ class Overflows(TensorTransform):
 
 
 class Hidden(TensorTransform):
-    """Keeps what it learns outside the state."""
+    """Stores its statistics outside the state."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ class TakesAnything(TensorTransform):
 
 
 class CountsMembers(TensorTransform):
-    """Not pointwise, though it says so: the number of elements differs on a population."""
+    """Declares itself pointwise, but depends on the number of elements, which differs in a population."""
 
     elementwise = True
 
@@ -244,7 +244,7 @@ def test_a_law_catches_the_link_that_breaks_it(law, make, options):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_good_link_breaks_none(law):
+def test_a_correct_link_passes_every_law(law):
     case = Case("good", lambda: [Pointwise(), m.LR(0.2)], reference=lambda p: torch.optim.SGD(p, lr=0.2))
     assert check_law(case, law) is None
 

@@ -1,36 +1,32 @@
-"""Threads that share fused functions get what they get alone. The cases are those of `make endurance`."""
+"""Threads that share fused functions compute what each computes alone, in the cases of `make endurance`."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from launching import load_program
 from moduli import kernels
 from moduli.kernels import _lists
 
-_PATH = Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py"
-_SPEC = importlib.util.spec_from_file_location("endurance_threads", _PATH)
-threads = sys.modules["endurance_threads"] = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(threads)
+threads = load_program(Path(__file__).resolve().parents[2] / "tools" / "endurance" / "threads.py")
 
 CASES = {**threads.list_functions(), **threads.list_presets(), **threads.list_programs()}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_four_threads_get_what_each_gets_alone(name):
+def test_four_threads_compute_what_each_computes_alone(name):
     threads.check_case(name, CASES[name])
 
 
 @pytest.mark.parametrize("name", threads.list_functions())
-def test_without_a_compiler_too(name, monkeypatch):
+def test_four_threads_without_a_compiler(name, monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
     threads.check_case(name, CASES[name])
 
 
-def test_what_was_compared_is_what_is_used(monkeypatch):
-    """Another call that comes between the comparison of lists and the use of their addresses changes nothing."""
+def test_the_lists_that_were_compared_are_used(monkeypatch):
+    """A call of another thread between the comparison of lists and the use of their addresses has no effect."""
     add = kernels.fuse(lambda p, g: p + g, inplace="p")
 
     def make_lists():
@@ -42,11 +38,11 @@ def test_what_was_compared_is_what_is_used(monkeypatch):
     intruding = []
 
     def find_and_be_interrupted(self, *args, **kwargs):
-        found = find(self, *args, **kwargs)
+        layout = find(self, *args, **kwargs)
         if not intruding:
             intruding.append(True)
-            add(*others)  # as another thread would, in this very moment
-        return found
+            add(*others)  # as another thread might at this point
+        return layout
 
     monkeypatch.setattr(_lists.ListLayout, "find", find_and_be_interrupted)
     add(*mine)

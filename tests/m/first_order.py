@@ -1,4 +1,4 @@
-"""Helpers: the same small problem for a chain of links and for its reference."""
+"""Train a chain of links and its reference on the same small problem."""
 
 import torch
 
@@ -8,7 +8,13 @@ F64 = torch.float64
 
 
 def problem(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
-    """Parameters, and a smooth loss of them with noise that changes with the step."""
+    """Return parameters, and a smooth loss of them with noise that depends on the step.
+
+    Args:
+        seed: The seed of parameters and targets.
+        shapes: The shapes of the parameters.
+        dtype: Their dtype.
+    """
     generator = torch.Generator().manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
     targets = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
@@ -25,12 +31,26 @@ def problem(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
 
 
 def run(make, steps=12, seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64, after=None, **options):
-    """Where a chain (a list of links) or a torch optimizer (a function of the parameters) ends up."""
+    """Return the parameters after some steps of a chain or of a torch optimizer.
+
+    Args:
+        make: A function of the parameters that returns a list of links or a torch optimizer.
+        steps: The number of steps.
+        seed: The seed of the problem.
+        shapes: The shapes of the parameters.
+        dtype: Their dtype.
+        after: A function of the parameters that is called between `backward` and a step of a torch optimizer.
+        **options: Options of `moduli.Optimizer`.
+    """
     params, loss = problem(seed, shapes, dtype)
-    found = make(params)
-    opt = mo.Optimizer(params, found, **options) if isinstance(found, list) else found
+    chain_or_optimizer = make(params)
+    opt = (
+        mo.Optimizer(params, chain_or_optimizer, **options)
+        if isinstance(chain_or_optimizer, list)
+        else chain_or_optimizer
+    )
     for t in range(steps):
-        if isinstance(found, list):
+        if isinstance(chain_or_optimizer, list):
             opt.step(mo.closure(lambda t=t: loss(t)))
         else:
             opt.zero_grad()
@@ -42,7 +62,7 @@ def run(make, steps=12, seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64, 
 
 
 def formula(update):
-    """A torch optimizer from `update(param, grad, memory, t)`, written out."""
+    """Return a class of torch optimizers that subtract `update(param, grad, memory, t)`, with t from 1."""
 
     class Formula(torch.optim.Optimizer):
         def __init__(self, params):
@@ -60,6 +80,7 @@ def formula(update):
 
 
 def close(first, second, tolerance=1e-10):
+    """Assert that two lists of tensors are equal up to a tolerance, absolute and relative."""
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 

@@ -1,4 +1,4 @@
-"""A small population with its loss, shared by the tests of links over members."""
+"""Define a small population and its loss for tests of links over members."""
 
 import torch
 from torch import nn
@@ -19,22 +19,26 @@ def loss(net):
 
 
 def rows(pop):
+    """Return the parameters of all members, one row each."""
     return torch.cat([p.detach().reshape(len(pop), -1) for _, p in pop.named_parameters()], 1).clone()
 
 
 def fitness(members):
+    """Return `loss` for rows of parameters."""
     weight, bias = members[:, :2, None], members[:, 2]
     return ((X @ weight)[..., 0] + bias[:, None]).tanh().sub(Y[:, 0]).square().mean(1)
 
 
 def steps(opt, count):
+    """Make steps and return their losses."""
     return [opt.step(mo.closure(loss)) for _ in range(count)]
 
 
 def put(pop, members):
-    at = 0
+    """Write rows of parameters into a population."""
+    start = 0
     with torch.no_grad():
         for _, param in pop.named_parameters():
             size = param[0].numel()
-            param.copy_(members[:, at : at + size].reshape(param.shape))
-            at += size
+            param.copy_(members[:, start : start + size].reshape(param.shape))
+            start += size

@@ -1,4 +1,4 @@
-"""A population whose members have simple losses, in one optimizer and in many."""
+"""Train a population of simple members in one optimizer, and each member in its own."""
 
 import torch
 
@@ -7,7 +7,7 @@ from moduli.population import Population
 
 
 class Net(torch.nn.Module):
-    """Two parameters."""
+    """A module with two parameters."""
 
     def __init__(self, generator, dtype):
         super().__init__()
@@ -16,7 +16,7 @@ class Net(torch.nn.Module):
 
 
 class Stacked:
-    """Members differ in where they begin and in what they want."""
+    """A population whose members have different starts and different targets."""
 
     def __init__(self, count=3, dtype=torch.float64):
         generator = torch.Generator().manual_seed(3)
@@ -33,7 +33,7 @@ class Stacked:
         return sum(parts)
 
     def member(self, i):
-        """Parameters of one member, and its loss, on their own."""
+        """Return copies of the parameters of one member, by name, and its loss."""
         params = [torch.nn.Parameter(p.detach()[i].clone()) for p in self.params.values()]
         targets = [c[i] for c in self.targets]
 
@@ -45,7 +45,13 @@ class Stacked:
 
 
 def together(make, steps=6, count=3):
-    """Where all members end up in one optimizer."""
+    """Return the parameters of all members after steps of one optimizer.
+
+    Args:
+        make: A function that returns links.
+        steps: The number of steps.
+        count: The number of members.
+    """
     population = Stacked(count)
     opt = mo.Optimizer(population.population, *make())
     for _ in range(steps):
@@ -54,7 +60,7 @@ def together(make, steps=6, count=3):
 
 
 def apart(make, steps=6, count=3):
-    """Where they end up in optimizers of their own."""
+    """Return the parameters of all members after steps of an optimizer each, with the arguments of `together`."""
     population = Stacked(count)
     rows = []
     for i in range(count):

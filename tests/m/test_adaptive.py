@@ -70,7 +70,7 @@ def test_lion_is_its_paper(fuse):
         (lambda: m.Adagrad(eps=-1.0), "Adagrad: eps"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
 
@@ -96,7 +96,7 @@ def test_shampoo_is_its_paper():
     close(ours, run(formula(update), shapes=MATRIX), 1e-8)
 
 
-def test_shampoo_with_memory_debiases_what_it_accumulated():
+def test_shampoo_with_beta_debiases_its_covariances():
     def update(x, g, memory, t):
         memory["L"] = 0.9 * memory.get("L", 0) + 0.1 * g @ g.T
         memory["R"] = 0.9 * memory.get("R", 0) + 0.1 * g.T @ g
@@ -135,7 +135,7 @@ def test_shampoo_merging_keeps_matrices_and_long_or_unit_axes_work():
     assert [o.shape for o in out] == [p.shape for p in params]
     assert [link.state[p]["shape"] for p in params] == [(6, 5), (4, 12), (7,), (20, 3), (30,)]
     assert [link.state[p]["axes"] for p in params] == [[0, 1], [0, 1], [0], [1], []]
-    # the axis that is too long takes no part, so that the other has the whole power
+    # the axis that is too long is skipped, so the other has the whole exponent
     torch.testing.assert_close(out[3].T @ out[3], torch.eye(3), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(out[4], grads[4].sign(), rtol=1e-3, atol=1e-3)
 
@@ -147,15 +147,15 @@ def test_shampoo_inner_is_used():
 
 
 def soap(every, beta=0.95):
-    """SOAP, written out; of a step size of 0.05."""
+    """Return SOAP written out, with a step size of 0.05."""
 
     def update(x, g, memory, t):
-        if t == 1:  # the step that makes the basis is skipped
+        if t == 1:  # the step that computes the first basis does not move
             memory.update(L=(1 - beta) * g @ g.T, R=(1 - beta) * g.T @ g, m=torch.zeros_like(g), v=torch.zeros_like(g))
             memory["QL"], memory["QR"] = (torch.linalg.eigh(memory[key])[1].flip(-1) for key in "LR")
             return torch.zeros_like(g)
         t = t - 1
-        # momentum is kept unrotated here and rotated at every step
+        # the momentum is stored unrotated here, and rotated at every step
         memory["m"] = 0.95 * memory["m"] + 0.05 * g
         rotated, mean = (memory["QL"].T @ a @ memory["QR"] for a in (g, memory["m"]))
         memory["v"] = 0.95 * memory["v"] + 0.05 * rotated**2
@@ -183,7 +183,7 @@ def test_soap_is_its_paper(every):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_soap_puts_its_moments_in_the_order_of_the_eigenvalues(inside):
-    """Gradients whose large directions become the small ones, so that eigenvectors change places."""
+    """The large directions of the gradients become the small ones, so the eigenvectors change their order."""
     generator, memory = torch.Generator().manual_seed(0), {}
     link, update, w = (
         m.SOAP(precond_freq=1, shampoo_beta=0.5, proj_exp_avg=inside),
@@ -197,8 +197,8 @@ def test_soap_puts_its_moments_in_the_order_of_the_eigenvalues(inside):
         before = memory.get("orders", 0)
         expected = update(w, g, memory, t)
         orders += memory.get("orders", 0) > before
-        found = optim.step_tensors(link, [g.clone()], params=[w])[0]
-        close([0.05 * found], [expected], 1e-7)
+        stepped = optim.step_tensors(link, [g.clone()], params=[w])[0]
+        close([0.05 * stepped], [expected], 1e-7)
     assert orders > 1
 
 
@@ -222,7 +222,7 @@ def test_soap_skips_the_step_that_makes_the_basis():
     first, second = (torch.randn(64, 64, generator=generator) * 1e-3 for _ in range(2))
     assert not optim.step_tensors(link, [first.clone()], params=w)[0].any()
     out = optim.step_tensors(link, [second.clone()], params=w)[0]
-    # Adam's first step of a gradient that the basis knows nothing of: every number in the basis is 1 or -1.
+    # Adam's first step in a basis that does not depend on the gradient: every entry in it is 1 or -1.
     torch.testing.assert_close(out.norm(), torch.tensor(64.0), rtol=1e-3, atol=0)
     assert (out * second).sum() / out.norm() / second.norm() > 0.7
 
@@ -233,17 +233,17 @@ def test_orthogonalize_is_the_polar_factor(shape, method):
     u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     steps = 5 if method == "newtonschulz" else 12
     out = optim.step_tensors(m.Orthogonalize(method=method, steps=steps), [u.clone()])[0]
-    matrices, found = u.flatten(1), out.flatten(1)
+    matrices, result = u.flatten(1), out.flatten(1)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     if method == "newtonschulz":
-        values = torch.linalg.svdvals(found)
+        values = torch.linalg.svdvals(result)
         assert values.min() > 0.6
         assert values.max() < 1.3
-        # the singular vectors are the update's own
-        core = left.mT @ found @ right.mT
+        # the singular vectors are those of the update
+        core = left.mT @ result @ right.mT
         close([core], [torch.diag_embed(torch.diagonal(core, dim1=-2, dim2=-1))], 1e-8)
     else:
-        close([found], [left @ right], 1e-8)
+        close([result], [left @ right], 1e-8)
 
 
 def test_orthogonalize_by_qr_and_its_factors():
@@ -305,7 +305,7 @@ def test_ggt_is_the_full_matrix_of_its_history():
         def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
             return tensor + 1
 
-    # the inner link moves the update out of the span of the history; that part is kept
+    # the inner link moves the update out of the span of the history; the component outside is not dropped
     ours = run(lambda p: [m.GGT(history_size=4, damping=1e-2, inner=Plus()), m.LR(0.1)], shapes=((3, 2),))
     close(ours, run(formula(update), shapes=((3, 2),)), 1e-8)
 
@@ -393,7 +393,7 @@ def test_sam_is_its_paper(p):
     close([w.detach(), other.detach()], expected)
 
 
-def test_asam_does_not_see_the_scale_of_weights():
+def test_asam_is_invariant_to_the_scale_of_weights():
     # f(a b) with a scaled up and b down is the same function, and must be as sharp.
     def sharp(a0, b0):
         a, b = (torch.nn.Parameter(torch.tensor([v], dtype=torch.float64)) for v in (a0, b0))
@@ -423,24 +423,24 @@ def test_adopt_clips_by_the_fourth_root_of_the_steps_before():
     assert sizes == pytest.approx([0.0, 1.0, -(2**0.25), 3**0.25])
 
 
-def test_what_full_matrix_adagrad_keeps_has_memory_of_its_own():
+def test_full_matrix_adagrad_stores_separate_tensors():
     param = torch.nn.Parameter(torch.ones(3))
     link = m.FullMatrixAdagrad(accumulator_tfm=m.Mul(2.0))
     optimizer = mo.Optimizer([param], link, m.LR(0.1))
     param.grad = torch.ones(3)
     optimizer.step()
-    kept = [value for state in link.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    assert len({tensor.data_ptr() for tensor in kept}) == len(kept) == 2
+    stored = [value for state in link.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    assert len({tensor.data_ptr() for tensor in stored}) == len(stored) == 2
 
 
-def test_flips_are_taken_back_or_waited_for():
+def test_sign_changes_are_undone_or_skipped():
     for backtrack, expected in ((True, [2.0, -2.0, -1.0, -3.0]), (False, [2.0, 0.0, -1.0, -3.0])):
         link, w = m.BacktrackOnSignChange(backtrack=backtrack), torch.zeros(1)
         out = [optim.step_tensors(link, [torch.tensor([u])], params=[w])[0].item() for u in (2.0, -1.0, -1.0, -3.0)]
         assert out == expected
 
 
-def test_signs_of_gradients_can_decide():
+def test_sign_changes_of_the_gradient_can_decide():
     link, w = m.BacktrackOnSignChange(use_grad=True), torch.zeros(1)
     out = [
         optim.step_tensors(link, [torch.tensor([u])], params=[w], grads=[torch.tensor([g])])[0].item()
@@ -465,7 +465,7 @@ def test_dual_norm_and_size_as_orthogonalize_does_them():
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("shape", [(8, 40), (40, 8), (8, 16), (8, 12), (8, 8)])
 def test_wide_matrices_are_orthogonalised_as_others(shape, steps):
-    # Through the small side or not: the same iteration, written out.
+    # The implementation may iterate on the smaller Gram matrix; the reference is the iteration written out.
     u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
     x = u / u.norm()
     for _ in range(steps):
@@ -476,7 +476,7 @@ def test_wide_matrices_are_orthogonalised_as_others(shape, steps):
     torch.testing.assert_close(single.double(), x, rtol=1e-3, atol=1e-3)
 
 
-def test_what_momentum_sam_trains_is_heavy_ball_with_gradients_beside_it():
+def test_momentum_sam_is_heavy_ball_with_gradients_at_perturbed_points():
     scale = doubles(1.0, 10.0)
     w = torch.nn.Parameter(doubles(3.0, 1.0))
     link = m.MSAMMomentum(0.02, momentum=0.8, rho=0.1)
@@ -529,9 +529,9 @@ def test_adaptive_heavy_ball_is_as_near_as_gradients_reach_on_quadratics():
     for _ in range(5):
         gradients.append(A @ w.detach())
         opt.step(mo.closure(lambda: w @ A @ w / 2))
-        # The way to the optimum, at zero, has no part along any gradient so far: no point in their span is nearer.
+        # The difference to the optimum (zero) is orthogonal to all gradients so far: no point in their span is nearer.
         assert (torch.stack(gradients) @ w.detach()).abs().max() < 1e-9
-    assert w.detach().abs().max() < 1e-7  # so that n steps are enough
+    assert w.detach().abs().max() < 1e-7  # n steps reach the optimum
 
 
 def test_formula_of_momentum_sam_with_decay_and_nesterov():
@@ -540,7 +540,7 @@ def test_formula_of_momentum_sam_with_decay_and_nesterov():
         v = memory["v"] = 0.5 * before + 0.5 * g
         return 0.1 * (0.5 * g + 0.5 * v + 0.01 * x)
 
-    # Without a perturbation.
+    # rho = 0: no perturbation.
     close(
         run(lambda _: [m.MSAMMomentum(0.1, momentum=0.5, rho=0.0, weight_decay=0.01, nesterov=True, lerp=True)]),
         run(formula(update)),

@@ -1,4 +1,4 @@
-"""Backtracking takes the first of its lengths at which the condition holds, as one would find it by hand."""
+"""Backtracking takes the first of its lengths at which the condition holds."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CONDITIONS = {
 @pytest.mark.parametrize("c", [0.1, 0.25, 0.4])
 @pytest.mark.parametrize("start", [0.4, 1.0, -2.5])
 @pytest.mark.parametrize("condition", list(CONDITIONS))
-def test_the_first_length_that_is_good_enough(condition, start, c):
+def test_the_first_length_that_meets_the_condition_is_taken(condition, start, c):
     def f(x):
         return x**4 - x**2
 

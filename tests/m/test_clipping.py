@@ -44,7 +44,7 @@ def test_a_norm_below_the_bound_stays():
 
 
 @pytest.mark.parametrize("ord", [2, 1, float("inf"), "mad", "std", "l3"])
-def test_normalize_everything_or_each(ord):
+def test_normalize_over_all_tensors_or_each(ord):
     def size(x):
         if ord == "mad":
             return x.abs().mean()
@@ -54,15 +54,15 @@ def test_normalize_everything_or_each(ord):
 
     whole = torch.cat([tensor.reshape(-1) for tensor in through(m.Normalize(2.0, ord=ord))])
     assert size(whole).item() == pytest.approx(2.0, rel=1e-5)
-    for tensor, given in zip(through(m.Normalize(2.0, ord=ord, dim=None)), TENSORS, strict=True):
-        if size(given):
+    for tensor, original in zip(through(m.Normalize(2.0, ord=ord, dim=None)), TENSORS, strict=True):
+        if size(original):
             assert size(tensor).item() == pytest.approx(2.0, rel=1e-5)
         else:
-            assert torch.equal(tensor, given)
+            assert torch.equal(tensor, original)
 
 
-def test_axes_are_those_of_each_tensor():
-    # The axes of the first tensor must not be used for the others.
+def test_dimensions_are_resolved_for_each_tensor():
+    # Axes are normalised per tensor, not with those of the first tensor.
     first, second = torch.tensor([3.0, 4.0]), torch.arange(1.0, 7.0).reshape(2, 3)
     out = through(m.Normalize(dim=None), [first, second])
     close(out, [first / 5, second / second.norm()], 1e-6)
@@ -107,6 +107,6 @@ def test_complex_norms_are_of_moduli(dim):
         (lambda: m.ClipValue(-1), "ClipValue: value"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()

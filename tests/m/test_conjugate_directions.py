@@ -1,4 +1,4 @@
-"""Conjugate directions of random gradients are those of the textbooks, written with downhill directions (Hager, Zhang 2006)."""
+"""Conjugate directions of random gradients equal the formulas of Hager and Zhang (2006), with downhill directions."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_a_direction_starts_afresh_after_the_interval():
     fresh = []
     for _ in range(10):
         g = torch.randn(4, dtype=D, generator=generator)
-        g = g + 3 * torch.ones(4, dtype=D)  # alike enough for every direction to point downhill
+        g = g + 3 * torch.ones(4, dtype=D)  # similar enough for every direction to point downhill
         (out,) = optim.step_tensors(link, [g.clone()], [w])
         fresh.append(torch.equal(out, g))
     assert fresh == [i % 3 == 0 for i in range(10)]

@@ -2,9 +2,7 @@
 
 import copy
 import math
-import os
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ from torch import nn
 import moduli as mo
 from m.population_cases import X, Y, population, put, rows
 from moduli import m
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mo.__file__).parent.parent)}
 
 DECIDING = {
     "Backtracking": lambda: [m.Backtracking(init=4.0)],
@@ -45,7 +41,14 @@ def bent(net):
 
 
 def apart(pop, links, count, fn=bent):
-    """What each member becomes with an optimizer of its own."""
+    """Return the parameters of each member after steps of its own optimizer.
+
+    Args:
+        pop: The population.
+        links: A function that returns links.
+        count: The number of steps.
+        fn: The loss.
+    """
     out = []
     for i in range(len(pop)):
         net = copy.deepcopy(pop[i])
@@ -100,11 +103,13 @@ def test_members_accept_different_lengths():
     lengths = [1.0, 0.5, 2**-6]
     for i, (length, scale) in enumerate(zip(lengths, (0.5, 3.0, 100.0), strict=True)):
         torch.testing.assert_close(x[i].detach(), torch.full((2,), 1 - length * scale, dtype=torch.float64))
-    assert torch.equal(x[3:].detach(), torch.ones(2, 2, dtype=torch.float64))  # nothing to descend: they stay
+    assert torch.equal(
+        x[3:].detach(), torch.ones(2, 2, dtype=torch.float64)
+    )  # NaN and a zero gradient: these members do not move
     assert bool((pop.losses(lambda net: net())[:3] < losses[:3]).all())
 
 
-def test_a_member_that_finds_nothing_begins_shorter_next_time():
+def test_a_member_whose_search_fails_begins_shorter_next_time():
     pop = population(3)
     with torch.no_grad():
         for _, p in pop.named_parameters():
@@ -168,7 +173,7 @@ def test_lbfgs_of_members_starts_afresh_when_parameters_change():
 
 
 def test_lbfgs_with_swarm_and_exchange():
-    # Pairs follow their members when losers take over from winners.
+    # PBT copies the pairs of the members that it copies.
     pop = population(8)
     opt = mo.Optimizer(pop, m.LBFGS(), m.Backtracking(), m.PBT({}, every=3, seed=0))
     for _ in range(3):
@@ -183,7 +188,7 @@ def test_lbfgs_with_swarm_and_exchange():
     assert bool(losses.isfinite().all())
 
 
-def test_lbfgs_of_members_refuses_what_it_has_not():
+def test_settings_and_searches_without_a_form_for_members_are_refused():
     with pytest.raises(mo.optim.ChainError, match="damping"):
         mo.Optimizer(population(), m.LBFGS(damping="powell"), m.Backtracking())
     with pytest.raises(mo.optim.ChainError, match="AdaptiveBisection"):

@@ -1,21 +1,17 @@
-"""Distribution links: each is its search, asked and told around the parameters of one model."""
+"""Distribution links step exactly as the searches of `moduli.evolve`, started at the parameters of one model."""
 
 import copy
 import math
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import moduli as mo
+from launching import run_python
 from moduli import evolve, m
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mo.__file__).parent.parent)}
 LINKS = {
     "OpenES": (lambda: m.OpenES(population=12, sigma=0.2, seed=3), {"population": 12, "sigma": 0.2}),
     "PGPE": (lambda: m.PGPE(population=12, sigma=0.2, seed=3), {"population": 12, "sigma": 0.2}),
@@ -112,27 +108,27 @@ def test_small_estimates_are_not_rounded_to_the_size_of_the_parameters():
 
     mo.Optimizer(net, m.OpenES(population=400, sigma=10.0, shape="raw"), Look()).step(mo.closure(lambda net: net()))
     assert 0 < seen[0].abs().max() < 1e-5
-    # The spacing of float32 numbers near 1000 is 6e-5: as a difference of places this would have been zero.
+    # float32 numbers near 1000 are 6e-5 apart: a difference of two points would have been zero.
 
 
 @pytest.mark.parametrize("antithetic", [True, False])
 def test_open_es_estimates_the_gradient_of_a_quadratic_within_confidence_bounds(antithetic):
-    # E f(x + sigma e) = f(x) + sigma^2 tr(A) / 2 has the gradient of f itself; the mean over seeds has to be near it.
+    # E f(x + sigma e) = f(x) + sigma^2 tr(A) / 2 has the same gradient as f; the mean over seeds must be near it.
     net = Bowl()
     exact = torch.arange(1, 7, dtype=torch.float64) * vector(net)
-    found = []
+    estimates = []
     for seed in range(60):
         link = m.OpenES(population=50, sigma=0.1, antithetic=antithetic, shape="raw", seed=seed)
         objective = mo.optim.Objective(list(net.parameters()), mo.closure(lambda net: net()), model=net)
         out = mo.optim.step(objective, [link])
-        found.append(torch.cat([u.reshape(-1) for u in out.get_updates()]))
-    found = torch.stack(found)
-    error = found.std(0) / math.sqrt(len(found))
-    assert bool(((found.mean(0) - exact).abs() < 4.5 * error).all())
+        estimates.append(torch.cat([u.reshape(-1) for u in out.get_updates()]))
+    estimates = torch.stack(estimates)
+    error = estimates.std(0) / math.sqrt(len(estimates))
+    assert bool(((estimates.mean(0) - exact).abs() < 4.5 * error).all())
     assert bool((error < (1.0 if antithetic else 40.0)).all())
 
 
-def test_the_estimate_is_what_links_after_it_see_as_the_gradient():
+def test_links_after_an_estimate_use_it_as_the_gradient():
     net = Bowl()
     seen = []
 
@@ -146,7 +142,7 @@ def test_the_estimate_is_what_links_after_it_see_as_the_gradient():
     grads, updates = seen[0]
     assert math.isclose(math.sqrt(sum(float(u.square().sum()) for u in updates)), 1e-3, rel_tol=1e-6)
     assert sum(float(g.square().sum()) for g in grads) > 1e-3
-    assert opt.num_evaluations == 8  # no gradient was asked for
+    assert opt.num_evaluations == 8  # no gradient was evaluated
 
 
 @pytest.mark.parametrize("name", LINKS)
@@ -176,7 +172,7 @@ def test_together_equals_one_by_one(name):
 
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
-def test_dtypes(name, dtype):
+def test_every_dtype_is_kept_and_moves(name, dtype):
     w = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]).to(dtype))
     opt = mo.Optimizer([w], *chain(name))
     for _ in range(5):
@@ -211,15 +207,15 @@ def test_resume_is_exact(name):
 SCRIPT = """
 import sys, torch, moduli as mo
 from moduli import m
-found = []
+params = []
 for i, links in enumerate(([m.CMAES(seed=1)], [m.OpenES(population=8), m.Adam(), m.LR(0.1)])):
     net = torch.nn.Linear(2, 1).double()
     opt = mo.Optimizer(net, *links)
     mo.load(f"{sys.argv[1]}{i}", net, optimizer=opt)
     for _ in range(3):
         opt.step(mo.closure(lambda f: (f(torch.ones(1, 2).double()) - 3).square().mean()))
-    found += [p.detach() for p in net.parameters()]
-torch.save(found, sys.argv[2])
+    params += [p.detach() for p in net.parameters()]
+torch.save(params, sys.argv[2])
 """
 
 
@@ -234,16 +230,9 @@ def test_resume_in_a_new_process(tmp_path):
                 mo.save(tmp_path / f"run{i}", net, optimizer=opt)
             opt.step(mo.closure(lambda f: (f(torch.ones(1, 2).double()) - 3).square().mean()))
         expected += [p.detach() for p in net.parameters()]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "out.pt")],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for param, found in zip(expected, torch.load(tmp_path / "out.pt"), strict=True):
-        assert torch.equal(param, found)
+    run_python("-W", "error", "-c", SCRIPT, tmp_path / "run", tmp_path / "out.pt")
+    for param, resumed in zip(expected, torch.load(tmp_path / "out.pt"), strict=True):
+        assert torch.equal(param, resumed)
 
 
 def test_a_failed_generation_changes_nothing():
@@ -273,7 +262,7 @@ def test_a_failed_generation_changes_nothing():
 
 @pytest.mark.parametrize("population", [1, 2, 3, 7])
 @pytest.mark.parametrize("make", [m.OpenES, m.PGPE, m.GuidedES, m.SNES, m.XNES, m.CMAES])
-def test_sizes(make, population):
+def test_every_population_size_works_or_is_refused(make, population):
     net = Bowl()
     least = make(population=64).search(torch.zeros(2)).least
     if population < least:
@@ -288,7 +277,7 @@ def test_sizes(make, population):
 
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])
-def test_losses_that_say_nothing(name, value):
+def test_losses_without_information_leave_finite_parameters(name, value):
     net = Bowl()
     before = vector(net)
     opt = mo.Optimizer(net, *chain(name))
@@ -307,7 +296,7 @@ def test_a_model_whose_loss_is_nan_is_the_worst(name):
     opt = mo.Optimizer(net, *chain(name, 0.02))
     first = net().item()
     for _ in range(60):
-        # Half of the space has no loss; the rest leads down.
+        # The loss is NaN in half of the space and decreases in the rest.
         opt.step(mo.closure(lambda net: torch.where(net.bias[0] > 2.2, torch.nan, net())))
     assert net().item() < first
     assert opt.attrs["best_loss"] < first
@@ -344,8 +333,8 @@ def test_restarts_move_the_parameters_to_a_new_start():
     assert opt.reasons == [str(evolve.Reason.RESTARTS)]
 
 
-def test_links_before_and_after():
-    # A link after the search scales the step; the search goes on from where the parameters are.
+def test_a_link_after_a_search_scales_its_step():
+    # LR scales the step of the search, which continues from the parameters.
     net = Bowl()
     opt = mo.Optimizer(net, m.CMAES(sigma=0.5, seed=2), m.LR(0.5))
     search = evolve.CMAES(vector(net), sigma=0.5, seed=2)
@@ -413,7 +402,6 @@ for population in (64, 192):
     opt.step(mo.closure(lambda f: f(x).square().mean()))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    peak = [int(line) for line in done.stdout.split()]
-    # In kilobytes: 128 more models of 250 000 numbers would be 128 000.
+    peak = [int(line) for line in run_python("-c", script).split()]
+    # In kilobytes: storing 128 more models of 250,000 parameters would take 128,000.
     assert peak[1] - peak[0] < 16_000

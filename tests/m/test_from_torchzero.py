@@ -1,4 +1,4 @@
-"""The page for people who come from torchzero names everything that is there."""
+"""docs/from-torchzero.md names every class of torchzero, and links and defaults that exist here."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ def _section(title):
 
 
 def _table(text):
-    """The cells of rows that are not heads."""
+    """Return the cells of each row of the tables in a text, without heads."""
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
     ]
@@ -45,7 +45,7 @@ def test_every_class_is_named():
         assert not hasattr(m, name), f"{name} is here under the same name"
 
 
-def test_what_is_offered_instead_exists():
+def test_replacements_on_the_page_exist():
     for section in ("All names", "Arguments that are left out"):
         for row in _table(_section(section)):
             for code in _quoted(row[-1]):
@@ -55,16 +55,16 @@ def test_what_is_offered_instead_exists():
 
 
 def _arguments(link):
-    """Those of a class, and of the one it hands the rest to."""
-    found = set()
+    """Return the names of the arguments of a link, including those passed on to base classes."""
+    names = set()
     for cls in link.__mro__:
-        made = cls.__dict__.get("__init__")
-        if made is not None:
-            parameters = inspect.signature(made).parameters
-            found |= set(parameters)
+        constructor = cls.__dict__.get("__init__")
+        if constructor is not None:
+            parameters = inspect.signature(constructor).parameters
+            names |= set(parameters)
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                 break
-    return found
+    return names
 
 
 LEFT_OUT = [
@@ -77,17 +77,17 @@ LEFT_OUT = [
 
 
 @pytest.mark.parametrize(("name", "argument"), LEFT_OUT)
-def test_arguments_that_are_left_out_are(name, argument):
+def test_arguments_listed_as_left_out_do_not_exist(name, argument):
     assert argument not in _arguments(getattr(m, name))
 
 
-def test_an_argument_that_is_left_out_is_an_error_that_says_what_there_is():
+def test_an_argument_that_is_left_out_raises_an_error_that_names_the_others():
     with pytest.raises(TypeError, match="history_size"):
         m.GGT(basis_optimizer=None)
 
 
 def _defaults_that_differ():
-    """Each link, argument and default that the page gives for moduli."""
+    """Yield each link, argument and default that the page gives for moduli."""
     for row in _table(_section("Defaults that differ")):
         arguments = []
         for code in _quoted(row[0]):

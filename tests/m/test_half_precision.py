@@ -1,4 +1,4 @@
-"""Parameters of half precision that learn from updates smaller than their rounding."""
+"""Half-precision parameters accumulate updates that are smaller than their rounding."""
 
 import copy
 
@@ -49,7 +49,7 @@ def test_small_steps_add_up(last, dtype):
             optimizer.step()
         ends[remedied] = w.double().mean().item()
     assert ends[False] == 1.0
-    # The mean of 2,000 stochastic roundings is nearer than one rounding; the others round once, from an exact sum.
+    # A mean of 2,000 stochastic roundings has a smaller error than one rounding; the other remedies round an exact sum once.
     gap = torch.finfo(dtype).eps / 2
     assert abs(ends[True] - (1 - 200 * rate)) < (gap / 2 if last != "stochastic" else gap / 8) * 1.01
 
@@ -64,14 +64,14 @@ def test_fused_unfused_and_resumed_runs_are_equal_bit_for_bit(last, dtype, layou
     assert all(map(torch.equal, whole, resumed))
     for a, b in zip(whole, unfused, strict=True):
         if last == "stochastic" and a.dtype is dtype:
-            # Where a processor rounds the last bit of single precision otherwise, one of thousands of draws may end otherwise.
+            # A processor may round the last bit of float32 differently, which changes one in thousands of draws.
             assert (a != b).float().mean() <= 0.05
             torch.testing.assert_close(a, b, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
         else:
             assert torch.equal(a, b)
     plain, _ = train(make_params(dtype, layout))
     assert any(not torch.equal(a, b) for a, b in zip(whole, plain, strict=True))
-    assert torch.equal(whole[-1], plain[-1])  # in single precision
+    assert torch.equal(whole[-1], plain[-1])  # float32 parameters are not rounded
     assert "one pass" in optimizer.explain()
 
 
@@ -92,7 +92,7 @@ def test_every_form_rounds_alike(monkeypatch, form, last):
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon", "soap", "sgd", "prodigy", "adafactor"])
 def test_master_weights_follow_the_run_in_single_precision(name):
-    """Every optimizer of finished chains: the parameters are those of a run in float32, rounded."""
+    """With presets, bfloat16 parameters with master weights are those of a float32 run, rounded."""
     torch.manual_seed(0)
     start, pulls = torch.randn(6, 5).bfloat16().float(), torch.randn(12, 6, 5).bfloat16().float()
     wide, half = (torch.nn.Parameter(start.to(dtype, copy=True)) for dtype in (torch.float32, torch.bfloat16))
@@ -108,11 +108,11 @@ def test_master_weights_follow_the_run_in_single_precision(name):
     master = runs[1][1].link("MasterWeights").state[half]["master"]
     moved = (wide.detach() - start).abs().max()
     assert moved > 0
-    assert (master - wide.detach()).abs().max() <= 0.02 * moved  # links see rounded parameters, which decay
+    assert (master - wide.detach()).abs().max() <= 0.02 * moved  # weight decay uses the rounded parameters
     assert torch.equal(half.detach(), master.bfloat16())
 
 
-def test_a_master_follows_what_a_program_writes():
+def test_a_master_follows_values_that_a_program_writes():
     w = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = mo.Optimizer([w], m.LR(1e-4), master="float32")
     w.grad = torch.ones_like(w)
@@ -125,7 +125,7 @@ def test_a_master_follows_what_a_program_writes():
     )
 
 
-def test_two_tensors_of_one_size_and_two_seeds_draw_apart():
+def test_tensors_of_one_size_and_seeds_have_different_draws():
     ends = {}
     for seed in (0, 1):
         params = [torch.nn.Parameter(x.bfloat16()) for x in torch.linspace(1, 2, 2000).reshape(2, 1000)]
@@ -140,7 +140,7 @@ def test_two_tensors_of_one_size_and_two_seeds_draw_apart():
     assert max(alike) < 0.9
 
 
-def test_members_of_a_population_learn_in_half_precision():
+def test_members_in_half_precision_move_by_small_steps():
     net = torch.nn.Linear(3, 2).bfloat16()
     population = mo.Population.from_modules([net, net, net])
     optimizer = mo.Optimizer(population, m.Adam(), m.LR(1e-4), m.StochasticRounding())
@@ -153,7 +153,7 @@ def test_members_of_a_population_learn_in_half_precision():
     assert moved.mean().item() == pytest.approx(-5e-3, abs=2e-3)
 
 
-def test_what_is_refused():
+def test_wrong_positions_and_dtypes_are_refused():
     w = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     with pytest.raises(ChainError, match="Kahan at 0.Kahan must be the last link"):
         mo.Optimizer([w], m.Kahan(), m.LR(1e-3))
@@ -169,7 +169,7 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_rounding_is_right_on_average_also_at_the_edges(dtype):
-    """Between neighbours, exact values, below the smallest normal number, infinite values and NaN."""
+    """Check values between two numbers of the dtype, exact and subnormal values, infinities and NaN."""
     info = torch.finfo(dtype)
     for x in (1.001, -0.3333, info.smallest_normal * 0.7 if dtype is torch.float16 else 1e-30, 1000.1):
         values = torch.full((40_000,), x)

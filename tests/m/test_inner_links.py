@@ -1,4 +1,4 @@
-"""Links on the state of other links, and links inside others: they get copies, and the state itself is not changed."""
+"""Links that transform the state of other links get copies, and do not change the state."""
 
 import torch
 
@@ -6,15 +6,15 @@ from m.first_order import F64, close, doubles, run
 from moduli import m, optim
 
 
-def test_links_see_a_copy_of_what_is_remembered():
-    plain, seen = m.Adam(), m.Adam(exp_avg_tfm=m.Mul(100.0), exp_avg_sq_tfm=m.Mul(7.0))
+def test_links_on_moments_get_copies():
+    plain, transformed = m.Adam(), m.Adam(exp_avg_tfm=m.Mul(100.0), exp_avg_sq_tfm=m.Mul(7.0))
     w = torch.zeros(3, dtype=F64)
     for k in range(4):
         u = doubles(1.0, -2.0, 3.0) * (k + 1)
-        for link in (plain, seen):
+        for link in (plain, transformed):
             optim.step_tensors(link, [u.clone()], params=[w])
     for key in ("exp_avg", "exp_avg_sq"):
-        torch.testing.assert_close(plain.state[w][key], seen.state[w][key], rtol=0, atol=0)
+        torch.testing.assert_close(plain.state[w][key], transformed.state[w][key], rtol=0, atol=0)
 
 
 def test_identity_links_change_nothing():
@@ -35,11 +35,11 @@ def test_identity_links_change_nothing():
         (m.ESGD(seed=0), m.ESGD(seed=0, Hz_sq_acc_tfm=m.Identity())),
         (m.SOAP(precond_freq=3), m.SOAP(precond_freq=3, inner=m.Identity())),
     ]
-    for plain, seen in pairs:
-        close(run(lambda _, link=plain: [link, m.LR(0.01)]), run(lambda _, link=seen: [link, m.LR(0.01)]))
+    for plain, transformed in pairs:
+        close(run(lambda _, link=plain: [link, m.LR(0.01)]), run(lambda _, link=transformed: [link, m.LR(0.01)]))
 
 
-def test_the_largest_second_moment_is_what_links_see():
+def test_links_get_the_largest_second_moment_with_amsgrad():
     w = torch.zeros(1, dtype=F64)
     link = m.Adam(beta1=0.0, beta2=0.5, amsgrad=True, debias=False, eps=0.0, exp_avg_sq_tfm=m.Mul(4.0))
     optim.step_tensors(link, [doubles(8.0)], params=[w])
@@ -48,7 +48,7 @@ def test_the_largest_second_moment_is_what_links_see():
 
 
 def test_links_over_all_parameters_work_on_a_moment():
-    # One norm over all tensors: the links see all of them at once.
+    # dim="global" takes one norm over all tensors, so the link is called with all of them.
     tensors = [doubles(3.0), doubles(4.0)]
     params = [torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64)]
     link = m.Adam(beta1=0.0, beta2=0.0, eps=0.0, debias=False, exp_avg_tfm=m.Normalize(dim="global"))
@@ -58,7 +58,7 @@ def test_links_over_all_parameters_work_on_a_moment():
 
 
 def test_soap_keeps_its_mean_inside_or_outside():
-    # Matrices, of which a first update sees all directions: of those that it does not see, rounding chooses the basis.
+    # The first update of these matrices has full rank; otherwise rounding would choose part of the basis.
     ends = [
         run(lambda _, p=p: [m.SOAP(precond_freq=3, proj_exp_avg=p), m.LR(0.01)], steps=20, shapes=((3, 4), (3, 3)))
         for p in (True, False, None)

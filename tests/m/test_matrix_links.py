@@ -1,4 +1,4 @@
-"""What the rows of the law book do not say: Muon's relatives, low-rank projections, and states in eight bits."""
+"""Orthogonalising links, low-rank projections, QKClip and eight-bit states, beyond the laws for every link."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ def randn(*shape, seed=0, dtype=F64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def test_kernels_of_convolutions_are_matrices_of_outputs_by_everything_else():
+def test_kernels_of_convolutions_are_matrices_with_a_row_per_output():
     u = randn(5, 3, 2, 2)
     for link, wanted in (
         (m.Orthogonalize(method="svd"), 1.0),
@@ -32,7 +32,7 @@ def test_kernels_of_convolutions_are_matrices_of_outputs_by_everything_else():
     close([batch[:, :, 0, 1].T @ batch[:, :, 0, 1]], [torch.eye(3, dtype=F64)])
 
 
-def test_polar_express_has_two_spellings_and_is_nearer_for_as_many_products():
+def test_polar_express_has_two_spellings_and_is_more_exact_than_newton_schulz():
     u = randn(8, 6)
     one, two = (optim.step_tensors(m.Orthogonalize(method=k), [u.clone()]) for k in ("polar_express", "polarexpress"))
     assert torch.equal(one[0], two[0])
@@ -49,7 +49,7 @@ def test_products_in_bfloat16_are_those_in_single_precision_to_a_few_percent(met
     narrow = optim.step_tensors(m.Orthogonalize(method=method, dtype="bfloat16"), [u.clone()])[0]
     assert narrow.dtype == torch.float32
     difference = (narrow - wide).norm() / wide.norm()
-    assert 1e-4 < difference < 0.04  # it is another precision, and the same matrix
+    assert 1e-4 < difference < 0.04  # the precision differs, the matrix does not
 
 
 def test_bfloat16_is_refused_where_nothing_is_multiplied_in_it():
@@ -61,8 +61,8 @@ def test_bfloat16_is_refused_where_nothing_is_multiplied_in_it():
         m.Orthogonalize(dtype="float16")
 
 
-def test_polar_express_takes_singular_values_where_its_paper_does():
-    """Five iterations on singular values alone, by the coefficients of the authors' Listing 1, with their safety of 1.01."""
+def test_polar_express_maps_singular_values_as_its_paper():
+    """The reference iterates on singular values with the coefficients of the authors' Listing 1 and their safety factor 1.01."""
     table = (
         (8.28721201814563, -23.595886519098837, 17.300387312530933),
         (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -161,7 +161,7 @@ def test_prodigy_decays_weights_by_the_estimate():
     for params, opt in ((one, plain), (two, decayed)):
         params[0].grad = torch.ones(3, dtype=F64)
         opt.step()
-    # Decoupled: the moments do not see it, and the first step decays by d0 times the decay.
+    # The decay is decoupled: moments do not include it, and the first step decays by d0 times the decay.
     close([one[0].detach() - two[0].detach()], [torch.full((3,), 0.1 * 0.5 * 4.0, dtype=F64)])
     assert torch.equal(plain.link("Prodigy").state[one[0]]["exp_avg"], decayed.link("Prodigy").state[two[0]]["exp_avg"])
 
@@ -174,10 +174,10 @@ def test_galore_follows_the_leading_directions_only():
         P, S, Q = torch.linalg.svd(matrix, full_matrices=False)
         close([out], [0.5 * P[:, :2] @ torch.diag(S[:2]) @ Q[:2]])
         fira = optim.step_tensors(m.Fira(m.Mul(3.0), rank=2, scale=1.0), [matrix.clone()])[0]
-        close([fira], [3 * matrix])  # every column, seen or not, is scaled by three
+        close([fira], [3 * matrix])  # all columns are scaled by three, inside and outside of the projection
 
 
-def test_low_rank_states_are_small_and_kept_between_renewals():
+def test_low_rank_states_are_small_and_bases_change_at_their_interval():
     w = torch.nn.Parameter(randn(40, 30))
     adam = m.Adam()
     link = m.GaLore(adam, rank=4, update_gap=3)
@@ -271,15 +271,15 @@ def test_eight_bits_train_as_thirty_two_in_a_third_of_the_memory():
     net, opt, losses = train([m.Quantized(m.Adam()), m.LR(3e-3)])
     assert losses[-1] < 1.1 * wanted[-1]
     assert losses[-1] < 0.2 * losses[0]
-    kept = opt.link("Quantized").memory()
+    memory = opt.link("Quantized").memory()
     large = [p for p in net.parameters() if p.numel() >= 4096]
-    assert kept <= 0.35 * sum(2 * p.numel() * 4 for p in large)
-    # What is quantised is not also kept whole.
+    assert memory <= 0.35 * sum(2 * p.numel() * 4 for p in large)
+    # Quantised state is not also stored in full precision.
     for param in large:
         assert not any(isinstance(v, torch.Tensor) for v in opt.link("Adam").state[param].values())
 
 
-def test_eight_bit_states_are_saved_and_go_on_bit_by_bit():
+def test_eight_bit_states_are_saved_and_resume_bit_by_bit():
     net, opt, _ = train([m.Quantized([m.Adam(), m.HeavyBall(0.5)]), m.LR(3e-3)], steps=5)
     other, fresh, _ = train([m.Quantized([m.Adam(), m.HeavyBall(0.5)]), m.LR(3e-3)], steps=0)
     other.load_state_dict(net.state_dict())
@@ -303,11 +303,11 @@ def test_quantized_refuses_links_that_are_not_pointwise():
 
 
 def test_slow_mean_does_not_stick_in_eight_bits():
-    """A running mean of memory 0.999 moves by less than a level per step; dithering lets it move all the same."""
+    """A running mean with beta 0.999 moves by less than a quantisation level per step; dithering makes it move on average."""
     link, w = m.Quantized(m.EMA(0.999)), [torch.zeros(4096)]
     first = torch.arange(4096) % 256 == 0
     for t in range(400):
-        # The largest of each block is there from the start, so that levels stay where they are.
+        # The first entry of each block is the largest from the start, so the levels do not change.
         out = optim.step_tensors(link, [torch.where(first, 1000.0 if t == 0 else 1.0, 1.0)], params=w)[0]
     assert out[~first].mean().item() == pytest.approx(1 - 0.999**400, rel=0.05)
 
@@ -322,7 +322,7 @@ def test_lmo_of_each_ball():
     }
     for ball, out in expected.items():
         close(optim.step_tensors(m.LMO(ball, radius=2.0), [g.clone()]), [2 * out])
-        # Of what is no matrix the ball is that of "rms", except for signs.
+        # Vectors have the ball of "rms", except for signs.
         vector = g[0]
         unit = vector.sign() if ball == "sign" else vector * (3**0.5 / vector.norm())
         close(optim.step_tensors(m.LMO(ball), [vector.clone()]), [unit])
@@ -336,12 +336,12 @@ def test_adafactor_moves_parameters_that_are_zero():
 
 def test_apollo_projects_to_the_expected_size():
     g = torch.randn(6, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
-    seen = torch.randn(3, 6, dtype=F64, generator=torch.Generator().manual_seed(0)) / 3**0.5 @ g
+    projected = torch.randn(3, 6, dtype=F64, generator=torch.Generator().manual_seed(0)) / 3**0.5 @ g
     out = optim.step_tensors(m.APOLLO(m.Sign(), rank=3, scale=1.0, seed=0), [g.clone()])
-    close(out, [g * (seen.sign().norm(dim=0) / seen.norm(dim=0))])
+    close(out, [g * (projected.sign().norm(dim=0) / projected.norm(dim=0))])
 
 
-def test_qk_clip_scales_where_the_step_leads():
+def test_qk_clip_scales_the_parameters_after_the_step():
     w, u = randn(4, 3), randn(4, 3, seed=1)
     q, k = torch.nn.Parameter(w.clone()), torch.nn.Parameter(2 * w)
     link = m.QKClip([(q, k)], lambda: [torch.tensor([400.0, 50.0])], tau=100.0)

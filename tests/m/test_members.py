@@ -1,12 +1,12 @@
-"""A population in one optimizer moves as its members would in optimizers of their own, or is refused."""
+"""A population in one optimizer moves as its members in separate optimizers, or is refused."""
 
-import importlib.util
 import pathlib
 
 import pytest
 import torch
 
 import moduli as mo
+from launching import load_program
 from m.stacked import Stacked, apart, together
 from moduli import m, optim
 
@@ -18,10 +18,7 @@ def rows():
     for family in FAMILIES:
         if not (ROWS / f"{family}.py").exists():
             continue
-        spec = importlib.util.spec_from_file_location(f"members_{family}", ROWS / f"{family}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield from module.ROWS
+        yield from load_program(ROWS / f"{family}.py").ROWS
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=str)
@@ -32,11 +29,11 @@ def test_population_is_a_loop(row):
         with pytest.raises(optim.ChainError, match="population"):
             mo.Optimizer(Stacked().population, *row.links())
         return
-    found = together(row.links)
-    if row.random:  # one stream of random numbers for all members
-        assert all(torch.isfinite(tensor).all() for tensor in found)
+    params = together(row.links)
+    if row.random:  # all members share one stream of random numbers
+        assert all(torch.isfinite(tensor).all() for tensor in params)
         return
-    for a, b in zip(found, apart(row.links), strict=True):
+    for a, b in zip(params, apart(row.links), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -45,11 +42,11 @@ def test_links_inside_others_are_refused_too():
         mo.Optimizer(Stacked().population, m.Split("weight", m.AdaptiveBisection(), m.LR(0.1)))
 
 
-def test_a_population_ends_with_its_last_member():
+def test_a_population_terminates_with_its_last_member():
     population = Stacked(2)
     with torch.no_grad():
         for p, c in zip(population.params.values(), population.targets, strict=True):
-            p[0] = c[0]  # the first member is there already
+            p[0] = c[0]  # the first member starts at its optimum
     opt = mo.Optimizer(population.population, m.TerminateByGradientNorm(1e-6, n=1), m.LR(0.1))
     opt.step(mo.closure(population.losses))
     assert not opt.should_terminate
@@ -68,7 +65,7 @@ def test_every_member_has_its_own_best():
     for _ in range(4):
         opt.step(mo.closure(population.losses))
     best = opt.attrs["best_params"]
-    assert torch.equal(best[0][1], start[0][1])  # it only diverges
+    assert torch.equal(best[0][1], start[0][1])  # its rate makes it diverge from the first step
     assert not torch.equal(best[0][0], start[0][0])
     opt.attrs["load_best_params"]()
     assert torch.allclose(population.losses().detach(), opt.attrs["best_loss"])

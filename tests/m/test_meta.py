@@ -33,7 +33,7 @@ def values(model):
 
 
 def test_split_filters_agree():
-    """A function, tensors, a module and names pick the same parameters."""
+    """A function, tensors, a module and names select the same parameters."""
     trained = []
     for choose in (
         lambda model: lambda p: p.shape in ((4, 3), (4,)),
@@ -74,7 +74,7 @@ def test_split_with_frozen_parameters():
 
 
 def test_line_search_in_a_part_moves_that_part_and_leaves_the_others_gradient():
-    """Evaluations of the part's search must not add to the gradients that the other part uses."""
+    """The evaluations of the search must not accumulate into the gradients that the other part uses."""
 
     def trial(first):
         model = net()
@@ -96,24 +96,24 @@ def test_split_needs_names_for_patterns():
     assert w.item() == 0.5
 
 
-# ---------------------------------------------------------------------- turns
+# ---------------------------------------------------------------------- Alternate, Switch
 
 
-def test_alternate_and_switch():
+def test_switch_takes_each_chain_for_its_steps():
     w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     opt = mo.Optimizer([w], m.Switch(m.Mul(-1.0), m.Mul(-10.0), m.Mul(-100.0), steps=[2, 1]))
-    found = []
+    values = []
     for _ in range(5):
         opt.step(mo.closure(lambda: w.sum()))
-        found.append(w.item())
-    assert found == [1, 2, 12, 112, 212]
+        values.append(w.item())
+    assert values == [1, 2, 12, 112, 212]
     with pytest.raises(ValueError, match="for 2 chains"):
         m.Alternate(m.LR(1.0), m.LR(1.0), steps=[1, 2, 3])
     with pytest.raises(ValueError, match="at least one chain"):
         m.Alternate()
 
 
-def test_a_turn_is_saved():
+def test_the_turn_of_alternate_is_saved():
     w = torch.nn.Parameter(torch.zeros(1))
     make = lambda: mo.Optimizer([w], m.Alternate(m.Mul(-1.0), m.Mul(-10.0)))  # noqa: E731
     opt = make()
@@ -165,13 +165,13 @@ def test_multistep_of_a_line_search_is_its_steps():
             opt.step(mo.closure(lambda: (scale * w**2).sum()))
         return [w.detach()], opt.num_evaluations
 
-    found, count = trial([m.Multistep([m.LBFGS(), m.StrongWolfe()], steps=4)], 1)
+    params, count = trial([m.Multistep([m.LBFGS(), m.StrongWolfe()], steps=4)], 1)
     expected, wanted = trial([m.LBFGS(), m.StrongWolfe()], 4)
-    close(found, expected)
+    close(params, expected)
     assert count == wanted
 
 
-def test_refused_increase():
+def test_a_step_that_increased_the_loss_is_negated():
     for backtrack, end in ((False, 1.0), (True, 11.0)):
         w = torch.nn.Parameter(torch.ones(1))
         opt = mo.Optimizer([w], m.LR(5.0), m.NegateOnLossIncrease(backtrack=backtrack))
@@ -213,7 +213,7 @@ def test_accumulation_that_does_not_stop_passes_the_running_mean():
 
 @pytest.mark.parametrize("make", [m.LBFGS, m.BFGS], ids=["LBFGS", "BFGS"])
 def test_online_compares_gradients_of_one_batch(make):
-    """On a quadratic whose minimum jumps with the batch, differences on one batch are exact curvature."""
+    """The minimum of a quadratic moves with the batch; differences of gradients on one batch give its exact curvature."""
     scale = torch.tensor([1.0, 8.0, 30.0], dtype=torch.float64)
 
     def trial(links, steps=25):
@@ -241,7 +241,7 @@ def test_online_does_not_move_the_parameters():
 # ---------------------------------------------------------------------- the best point
 
 
-def test_best_loss_and_best_point_belong_together():
+def test_the_best_loss_is_that_of_the_best_point():
     w = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     opt = mo.Optimizer([w], m.LR(0.9), m.SaveBest())
     for _ in range(4):
@@ -334,7 +334,7 @@ def test_wrapped_lbfgs_evaluates_through_the_chain():
 
 @pytest.mark.parametrize("fuse", ["auto", False])
 def test_schedules_behind_accumulation_count_updates(fuse):
-    """Also after a resume, and for links that run by themselves."""
+    """Schedules count updates, not batches, also after a resume and in unfused links."""
     w = torch.nn.Parameter(torch.zeros(1))
 
     def make():

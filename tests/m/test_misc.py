@@ -13,20 +13,20 @@ def through(link, *values):
     return [optim.step_tensors(link, [torch.tensor(v)], [param])[0].tolist() for v in values]
 
 
-def test_history_is_out_of_reach_of_later_links():
-    """Scaling what comes out in place must not scale what is remembered."""
+def test_later_links_cannot_change_the_history_of_previous():
+    """Scaling the result in place must not scale the stored history."""
     link, p = m.Previous(2), torch.zeros(1)
-    found = []
+    values = []
     for x in (1.0, 2.0, 3.0, 4.0):
         out = optim.step_tensors(link, [torch.tensor([x])], [p])[0]
-        found.append(out.item())
+        values.append(out.item())
         out.mul_(100.0)
-    assert found == [1.0, 1.0, 1.0, 2.0]
+    assert values == [1.0, 1.0, 1.0, 2.0]
     with pytest.raises(ValueError, match="at least 1"):
         m.Previous(0)
 
 
-def test_ratios():
+def test_last_ratio_of_a_previous_update():
     assert through(m.LastRatio(numerator="prev"), [2.0], [4.0]) == [[0.5], [0.5]]
     with pytest.raises(ValueError, match="'cur' or 'prev'"):
         m.LastRatio(numerator="next")
@@ -42,7 +42,7 @@ def test_signs_are_compositions():
     )
 
 
-def test_homotopy_is_the_chain_rule_and_line_searches_see_it():
+def test_homotopy_transforms_gradients_by_the_chain_rule_and_the_loss():
     w = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     seen = []
     opt = mo.Optimizer([w], m.LogHomotopy(), m.PrintLoss(print_fn=seen.append), m.LR(0.1))
@@ -83,7 +83,7 @@ def test_escape_stays_at_a_minimum():
     assert w.tolist() == [0.0, 0.0]
 
 
-def test_printing():
+def test_printing_links_print_loss_params_shapes_and_update():
     seen = []
     w = torch.nn.Parameter(torch.tensor([2.0]))
     links = [cls(print_fn=seen.append) for cls in (m.PrintLoss, m.PrintParams, m.PrintShape, m.PrintUpdate)]

@@ -57,7 +57,7 @@ def test_heavy_ball_passes_the_first_update_on():
 
 @FUSE
 @pytest.mark.parametrize("normalize", [False, True])
-def test_cautious_keeps_what_agrees(fuse, normalize):
+def test_cautious_keeps_entries_of_equal_sign(fuse, normalize):
     u = [torch.tensor([1.0, 2.0, -3.0]), torch.tensor([4.0])]
     g = [torch.tensor([1.0, -1.0, -1.0]), torch.tensor([-1.0])]
     out = optim.step_tensors(m.Cautious(normalize=normalize), [x.clone() for x in u], grads=g)
@@ -85,7 +85,7 @@ def test_cautious_modes():
         (lambda: m.EMA(float("nan")), "NaN"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
 
@@ -99,13 +99,13 @@ def test_averages_over_the_last_updates():
     values = [1.0, 2.0, 6.0, 4.0]
     assert series(m.Averaging(3), values) == pytest.approx([1.0, 1.5, 3.0, 4.0])
     assert series(m.MedianAveraging(3), values) == pytest.approx([1.0, 1.5, 2.0, 4.0])
-    # weights count relative to each other, from the newest while there are few
+    # weights are relative, and the first ones are used while there are fewer updates
     assert series(m.WeightedAveraging([2.0, 1.0, 1.0]), values) == pytest.approx([1.0, 1.5, 2.5, 3.5])
     assert series(m.WeightedAveraging([1.0] * 3), values) == pytest.approx(series(m.Averaging(3), values))
 
 
 @FUSE
-def test_agreement_with_the_gradient(fuse):
+def test_scaling_and_masking_by_agreement_with_the_gradient(fuse):
     u, g = [torch.tensor([3.0, 4.0]), torch.tensor([0.0])], [torch.tensor([1.0, -1.0]), torch.tensor([1.0])]
     cosine = -1 / (5 * 3**0.5)
     out = optim.step_tensors(m.ScaleByGradCosineSimilarity(), [x.clone() for x in u], grads=g)
@@ -117,7 +117,7 @@ def test_agreement_with_the_gradient(fuse):
         close(run(links, fuse=fuse), run(links, fuse=False))
 
 
-def test_averages_refuse():
+def test_wrong_arguments_of_averages_are_refused():
     with pytest.raises(ValueError, match="Averaging: history_size"):
         m.Averaging(0)
     with pytest.raises(ValueError, match="sum to zero"):
@@ -128,7 +128,7 @@ def test_cautious_with_two_chains():
     u = doubles(1.0, -2.0, 3.0, 4.0)
     halves = m.IntermoduleCautious(m.Identity(), m.Mul(m.Fill(1.0)), normalize=True)
     torch.testing.assert_close(optim.step_tensors(halves, [u.clone()])[0], u)
-    against = m.Sub(2.5)  # agrees about the last two only
+    against = m.Sub(2.5)  # has the same signs in the last two entries only
     for mode, expected in (
         ("zero", doubles(0.0, -2.0, 3.0, 4.0)),
         ("grad", doubles(-1.5, -2.0, 3.0, 4.0)),

@@ -1,4 +1,4 @@
-"""The maximal update parametrization, and weight decay of matrices: both go by the axes of a model."""
+"""The maximal update parametrization, and weight decay of matrices, by the axes of a model."""
 
 import copy
 
@@ -20,7 +20,7 @@ def make_mlp(width, inputs=5, outputs=3):
 
 
 def find_scales(net, ax, **how):
-    """The factor of each parameter's update."""
+    """Return the factor of each parameter's update, by name."""
     ones = {name: torch.ones_like(param) for name, param in net.named_parameters()}
     net = copy.deepcopy(net)
     opt = mo.Optimizer(net, m.MuP(ax, **how), m.LR(1.0))
@@ -48,7 +48,7 @@ def test_factors_are_those_of_table_3(rule, expected):
     assert set(find_scales(base, mo.axes.trace(base, x), base=64, rule=rule).values()) == {1.0}
 
 
-def test_products_of_units_are_compared_as_a_whole():
+def test_the_width_of_several_axes_is_their_product():
     torch.manual_seed(0)
     net, example, _ = MODELS["fused qkv"]()
     scales = find_scales(net, mo.axes.trace(net, *example), base=12)
@@ -60,7 +60,7 @@ def test_products_of_units_are_compared_as_a_whole():
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 def test_training_is_that_of_table_8(rule):
-    """Table 8 has a multiplier after the output matrix in place of its smaller start and step."""
+    """The reference follows table 8, with a multiplier after the output matrix instead of a smaller start and step."""
     net, x, y = make_mlp(128)
     ratio = 128 / 32
     ax = mo.axes.trace(net, x)
@@ -132,7 +132,7 @@ def test_wrong_arguments_are_refused():
         ax.initialise_mup(make_mlp(4)[0])
 
 
-def test_axes_of_the_optimizer_serve():
+def test_mup_uses_the_axes_of_the_optimizer():
     net, x, _ = make_mlp(16)
     ax = mo.axes.trace(net, x)
     opt = mo.Optimizer(net, m.MuP(base=4), m.LR(1.0), axes=ax)
@@ -173,7 +173,7 @@ def test_members_of_a_population_are_scaled_alike():
         torch.testing.assert_close(stacked[0].detach(), param.detach())
 
 
-def decays(net, opt):
+def find_decayed(net, opt):
     for param in net.parameters():
         param.grad = torch.zeros_like(param)
     before = {name: param.detach().clone() for name, param in net.named_parameters()}
@@ -186,14 +186,14 @@ def test_only_matrices_decay():
     net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
     nn.init.normal_(net[1].bias)
     matrices = {"0.weight", "2.weight"}
-    assert decays(net, mo.Optimizer(net, m.WeightDecay(0.1, only="matrices"), m.LR(0.1))) == matrices
-    assert decays(net, mo.Optimizer(net, *presets.adamw(0.1, decay="matrices"))) == matrices
-    assert len(decays(net, mo.Optimizer(net, *presets.adamw(0.1)))) == 6
+    assert find_decayed(net, mo.Optimizer(net, m.WeightDecay(0.1, only="matrices"), m.LR(0.1))) == matrices
+    assert find_decayed(net, mo.Optimizer(net, *presets.adamw(0.1, decay="matrices"))) == matrices
+    assert len(find_decayed(net, mo.Optimizer(net, *presets.adamw(0.1)))) == 6
     population = mo.Population.from_modules([net, net])
-    assert decays(population, mo.Optimizer(population, *presets.adamw(0.1, decay="matrices"))) == matrices
+    assert find_decayed(population, mo.Optimizer(population, *presets.adamw(0.1, decay="matrices"))) == matrices
 
 
-def test_what_no_product_uses_does_not_decay_by_axes():
+def test_with_axes_only_matrices_of_products_decay():
     def run(self, x):
         hidden = torch.einsum("bd,edh->ebh", x, self.up) + self.shift[:, None]
         return torch.einsum("ebh,ehd->bd", hidden.relu(), self.down)
@@ -202,8 +202,12 @@ def test_what_no_product_uses_does_not_decay_by_axes():
     net = Model(run, up=weight(3, 4, 5), shift=weight(3, 5), down=weight(3, 5, 4))
     ax = mo.axes.trace(net, torch.zeros(2, 4))
     link = m.WeightDecay(0.1, only="matrices")
-    assert decays(net, mo.Optimizer(net, link, m.LR(0.1), axes=ax)) == {"up", "down"}
-    assert decays(net, mo.Optimizer(net, m.WeightDecay(0.1, only="matrices"), m.LR(0.1))) == {"up", "shift", "down"}
+    assert find_decayed(net, mo.Optimizer(net, link, m.LR(0.1), axes=ax)) == {"up", "down"}
+    assert find_decayed(net, mo.Optimizer(net, m.WeightDecay(0.1, only="matrices"), m.LR(0.1))) == {
+        "up",
+        "shift",
+        "down",
+    }
     with pytest.raises(ValueError, match="only"):
         m.WeightDecay(0.1, only="vectors")
 

@@ -1,4 +1,4 @@
-"""Operations: what their formulas say where other libraries' do not, and what they refuse."""
+"""Operations: their formulas where other libraries differ, and their errors."""
 
 import pickle
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import moduli as mo
-from laws.helpers import halved
+from laws.helpers import halve_all
 from m.first_order import close, run
 from moduli import m, optim
 
 
 def through(link, *values, param=None):
-    """The outputs of one link for a series of updates."""
+    """Return the outputs of a link for a series of updates."""
     param = torch.zeros(len(values[0])) if param is None else param
     return [optim.step_tensors(link, [torch.tensor(v)], [param])[0].tolist() for v in values]
 
@@ -27,12 +27,12 @@ def test_functions_must_keep_shapes_and_optimizers_with_them_pickle():
     with pytest.raises(ValueError, match="same shape"):
         optim.step_tensors(m.UnaryLambda(lambda tensors: [t[:1] for t in tensors]), [torch.ones(2)])
     w = torch.nn.Parameter(torch.ones(2))
-    opt = mo.Optimizer([w], m.UnaryLambda(halved), m.LR(0.1))
+    opt = mo.Optimizer([w], m.UnaryLambda(halve_all), m.LR(0.1))
     again = pickle.loads(pickle.dumps(opt))
-    assert again.modules[0].fn is halved
+    assert again.modules[0].fn is halve_all
 
 
-def test_variance_is_a_variance():
+def test_random_samples_have_the_given_variance():
     for kind in ("normal", "uniform", "rademacher", "sphere"):
         link = m.RandomSample(distribution=kind, variance=4.0, seed=0)
         drawn = optim.step_tensors(link, [torch.zeros(20000)])[0]
@@ -52,7 +52,7 @@ def test_gram_schmidt_is_a_projection():
     torch.testing.assert_close(again, out)
 
 
-def test_gram_schmidt_takes_parameters_of_one_number_and_of_none_in_a_population():
+def test_gram_schmidt_in_a_population_with_scalar_and_empty_parameters():
     class Scaled(torch.nn.Module):
         def __init__(self, value):
             super().__init__()
@@ -77,7 +77,7 @@ def test_gram_schmidt_takes_parameters_of_one_number_and_of_none_in_a_population
         torch.testing.assert_close(pop[i].weight, net.weight)
 
 
-def test_powers_are_powers():
+def test_pow_modules_raises_one_chain_to_another():
     assert through(m.PowModules(m.Mul(2.0), m.Fill(3.0)), [1.0, 2.0]) == [[8.0, 64.0]]
 
 
@@ -95,7 +95,7 @@ def test_weighted_mean_divides_by_the_weights():
         m.Sum()
 
 
-def test_decay_forgets():
+def test_accumulators_decay():
     assert through(m.AccumulateSum(decay=0.5), [1.0], [0.0], [0.0]) == [[1.0], [0.5], [0.25]]
     assert through(m.AccumulateMaximum(decay=0.5), [4.0], [1.0], [0.5]) == [[4.0], [2.0], [1.0]]
 
@@ -108,7 +108,7 @@ def test_accumulators_begin_with_the_first_update():
 
 
 def test_centred_maximum_is_taken_once():
-    # The maximum is over variances: taken over mean squares first, it would not fall to that of the second step.
+    # The maximum is taken over variances, not over mean squares.
     values = [3.0, 3.0, 3.0, 0.0]
     m1 = v1 = best = 0.0
     expected = []
@@ -120,7 +120,7 @@ def test_centred_maximum_is_taken_once():
 
 
 def test_adam_is_a_composition():
-    """EMA and the root of squares, divided, is Adam."""
+    """A mean divided by the root of mean squares, both debiased, is Adam."""
     adam = m.DivModules(
         [m.EMA(0.9), m.Debias(beta1=0.9)],
         [m.SqrtEMASquared(beta=0.999), m.Debias2(beta=0.999), m.Add(1e-8)],
@@ -134,7 +134,7 @@ def test_grafting_onto_parameters_moves_those_at_zero():
     torch.testing.assert_close(w.data, torch.tensor([-0.3, -0.4]))
 
 
-def test_graft_measures():
+def test_graft_measures_by_its_norm():
     u = torch.tensor([3.0, 4.0])
     for ord, size in ((1, 14.0), (float("inf"), 8.0), ("mad", 7.0)):
         out = optim.step_tensors(m.Graft(m.Sign(), m.Mul(2.0), ord=ord, eps=0.0), [u.clone()])[0]
@@ -144,21 +144,21 @@ def test_graft_measures():
         m.Graft(m.Sign(), m.Mul(2.0), ord="nonsense")
 
 
-def test_strength_interpolates():
+def test_strength_of_a_graft_interpolates():
     u = torch.tensor([3.0, 4.0])
     out = optim.step_tensors(m.Graft(m.Identity(), m.Mul(3.0), strength=0.5, eps=0.0), [u.clone()])[0]
     torch.testing.assert_close(out, 2 * u)
 
 
 def test_operands_do_not_disturb_each_other():
-    """A link in one operand that changes tensors in place leaves the others' input as it is."""
+    """A link that changes tensors in place in one operand does not change the input of the others."""
     u = torch.tensor([2.0, -4.0])
     out = optim.step_tensors(m.Sum(m.ClipValue(1.0), m.Identity(), m.Grad()), [u.clone()])[0]
     assert out.tolist() == [5.0, -9.0]
 
 
-def test_operands_learn_under_a_link_that_drives_them():
-    """`update` and `apply` apart are the step."""
+def test_update_then_apply_of_operands_is_a_step():
+    """`update` followed by `apply` equals a step."""
     make = lambda: m.Add(m.EMA(0.5))  # noqa: E731
     a, b = make(), make()
     p = torch.nn.Parameter(torch.zeros(2))
@@ -186,7 +186,7 @@ def test_state_of_operands_is_saved():
     assert torch.equal(v, w)
 
 
-def test_comparisons_see_complex_numbers_as_pairs():
+def test_comparisons_treat_complex_numbers_as_pairs():
     u = torch.tensor([1.0 - 2.0j])
     assert optim.step_tensors(m.Maximum(0.0), [u.clone()])[0].tolist() == [1.0 + 0.0j]
     assert optim.step_tensors(m.ClipModules(m.Identity(), min=-1.0, max=0.5), [u.clone()])[0].tolist() == [0.5 - 1.0j]
@@ -198,3 +198,33 @@ def test_a_forgotten_gradient_is_evaluated_again():
     opt.step(mo.closure(lambda: (w**2).sum()))
     assert opt.num_evaluations == 2
     assert float(w.detach()) == pytest.approx(0.6)
+
+
+def test_grad_replaces_the_update_of_links_before():
+    close(run(lambda p: [m.LR(3.0), m.Sign(), m.Grad(), m.LR(0.1)]), run(lambda p: torch.optim.SGD(p, 0.1)))
+
+
+def test_grad_returns_a_copy_of_the_gradient():
+    w = torch.nn.Parameter(torch.ones(2))
+    objective = optim.Objective([w], mo.closure(lambda: w.sum()))
+    out = optim.step(objective, [m.Grad()])
+    out.get_updates()[0].zero_()
+    assert objective.get_grads()[0].tolist() == [1.0, 1.0]
+
+
+def test_identity_ignores_arguments_and_has_the_identity_as_hessian():
+    w = torch.nn.Parameter(torch.ones(2, 2))
+    objective = optim.Objective([w], mo.closure(lambda: w.sum()))
+    H = m.Identity(1, anything=2).get_H(objective)
+    assert torch.equal(H.to_dense(), torch.eye(4))
+    assert m.Noop is m.Identity
+
+
+def test_clip_has_one_or_two_bounds():
+    u = torch.tensor([-2.0, 0.0, 2.0])
+    assert optim.step_tensors(m.Clip(min=-1.0), [u.clone()])[0].tolist() == [-1.0, 0.0, 2.0]
+    assert optim.step_tensors(m.Clip(max=1.0), [u.clone()])[0].tolist() == [-2.0, 0.0, 1.0]
+    with pytest.raises(ValueError, match="Clip: give"):
+        m.Clip()
+    with pytest.raises(ValueError, match="above max"):
+        m.Clip(min=1.0, max=0.0)

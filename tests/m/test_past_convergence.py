@@ -1,4 +1,4 @@
-"""Steps past convergence in float32: what learns curvature raises nothing and leaves finite numbers."""
+"""Steps past convergence in float32: links that estimate curvature raise nothing and leave finite parameters."""
 
 import pytest
 import torch
@@ -45,7 +45,13 @@ def walk(opt, losses, steps):
 
 
 def run(links, steps, starts):
-    """Step past convergence on each problem, from a point at a distance from the minimum."""
+    """Step past convergence on each problem.
+
+    Args:
+        links: A function that returns the links.
+        steps: The number of steps.
+        starts: The distance from the minimum to start at, for each problem.
+    """
     for function, start in zip(PROBLEMS.values(), starts, strict=True):
         w = nn.Parameter(start * torch.randn(6, generator=torch.Generator().manual_seed(1)))
         torch.manual_seed(0)
@@ -56,7 +62,7 @@ def run(links, steps, starts):
 
 @pytest.fixture
 def lengths(pytestconfig):
-    """How many steps, and how far from the minimum those on each problem begin."""
+    """Return pairs of a number of steps and the starting distances for each problem."""
     if pytestconfig.getoption("--all"):
         return [(200, (start,) * 3) for start in (1.0, 1e-2, 1e-5, 1e-8)]
     return [(40, (1.0, 1e-5, 1e-8))]
@@ -76,7 +82,7 @@ def test_steps_with_the_hessian_raise_nothing(name, lengths):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_skipped_pairs_are_counted(name):
-    """Gradients that stay what they are give no pair, one in each step after the first."""
+    """Equal gradients give no pair: each step after the first skips one."""
     w, c = nn.Parameter(torch.ones(3)), torch.tensor([1.0, 2.0, 3.0])
     opt = mo.Optimizer([w], getattr(m, name)(), m.LR(1e-3))
     for step in range(4):
@@ -86,10 +92,10 @@ def test_skipped_pairs_are_counted(name):
     assert opt.attrs[f"{name}.skipped_pairs"] == 3
 
 
-# The formula of Thomas' method has the length of the step itself in it.
+# The formula of Thomas' method depends on the length of the step.
 @pytest.mark.parametrize("name", [name for name in LEARNERS if name != "ThomasOptimalMethod"])
-def test_small_pairs_teach_what_large_ones_do(name):
-    """Steps on a quadratic are proportional to the start: exactly so for powers of two, until products underflow."""
+def test_steps_are_proportional_to_the_start(name):
+    """Steps on a quadratic are proportional to the start, exactly for powers of two, until products underflow."""
 
     def end(scale):
         w = nn.Parameter(scale * torch.randn(6, generator=torch.Generator().manual_seed(1)))

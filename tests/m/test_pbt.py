@@ -1,8 +1,6 @@
 """Population-based training: members copy better ones, with their state, and vary settings."""
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +11,9 @@ import moduli as mo
 from m.population_cases import loss, population, rows, steps
 from moduli import m
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mo.__file__).parent.parent)}
-
 
 class Counted(nn.Module):
-    """A model with a buffer of its own."""
+    """A model with a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +82,7 @@ def test_pbt_explores_within_the_limits():
         assert now.max() <= 0.5 + 1e-7
 
 
-def test_pbt_gives_members_their_own_settings_from_the_first_step_on():
+def test_pbt_varies_settings_from_the_first_step_on():
     pop, twin = population(), population()
     opt = mo.Optimizer(pop, m.LR(0.1), m.PBT({"lr.lr": (1e-3, 1.0)}, every=100, seed=1))
     rates = opt.attrs["hyperparameters"]["lr.lr"].double()
@@ -117,11 +113,11 @@ def test_pbt_copies_the_state_of_links_that_run_on_each_member():
     steps(opt, 3)
     link = opt.link("GaLore")
     states = [dict(row) for _, part in link.links() for row in part.state.values()]
-    kept = [value for value in pytree.tree_leaves(states) if isinstance(value, torch.Tensor)]
-    assert kept
+    tensors = [value for value in pytree.tree_leaves(states) if isinstance(value, torch.Tensor)]
+    assert tensors
     assert opt.attrs["replaced"]
     for target, source in opt.attrs["replaced"].items():
-        assert all(torch.equal(value[target], value[source]) for value in kept)
+        assert all(torch.equal(value[target], value[source]) for value in tensors)
     steps(opt, 3)
     assert bool(rows(pop).isfinite().all())
 
@@ -131,11 +127,11 @@ def test_pbt_copies_the_matrices_of_links_that_run_for_all_members_at_once():
     opt = mo.Optimizer(pop, m.SOAP(), m.LR(0.01), m.PBT({"lr.lr": (1e-3, 0.1)}, every=3, seed=1))
     steps(opt, 3)
     states = opt.link("SOAP").state
-    held = [matrix for state in states.values() for key in ("covariances", "rows") for matrix in state[key]]
-    assert held
+    matrices = [matrix for state in states.values() for key in ("covariances", "rows") for matrix in state[key]]
+    assert matrices
     assert opt.attrs["replaced"]
     for target, source in opt.attrs["replaced"].items():
-        assert all(torch.equal(matrix[target], matrix[source]) for matrix in held)
+        assert all(torch.equal(matrix[target], matrix[source]) for matrix in matrices)
 
 
 def test_pbt_with_parameters_that_are_thawed_later():

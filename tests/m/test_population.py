@@ -1,22 +1,17 @@
-"""Population links: members of one population moved relative to each other, alone and mixed with gradient links."""
+"""Population links move members relative to each other, alone and after gradient links."""
 
 import copy
 import math
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import moduli as mo
+from launching import run_python
 from m.population_cases import fitness, loss, population, put, rows, steps
 from moduli import evolve, m
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mo.__file__).parent.parent)}
 
 CHAINS = {
     "PSO": lambda: [m.PSO(seed=1)],
@@ -57,24 +52,20 @@ def test_link_is_its_search_bit_for_bit(link, make):
     for _ in range(20):
         opt.step(mo.closure(loss))
         search.ask()
-        search.tell(pop_losses(search.ask(), pop))
+        search.tell(pop_losses(search.ask()))
         assert torch.equal(rows(pop), search.state["x"])
     assert opt.attrs["best_loss"] == search.best_fitness
     assert opt.num_evaluations == 20  # members are evaluated once, all at once
 
 
-def pop_losses(members, like):
+def pop_losses(members):
+    """Return the losses of rows of parameters, evaluated as a population."""
     other = mo.Population.of(nn.Linear(2, 1, dtype=torch.float64), len(members))
-    at = 0
-    with torch.no_grad():
-        for _, param in other.named_parameters():
-            size = param[0].numel()
-            param.copy_(members[:, at : at + size].reshape(param.shape))
-            at += size
+    put(other, members)
     return other.losses(loss).detach()
 
 
-def test_cem_leaves_the_members_it_drew():
+def test_cem_sets_members_to_the_samples_of_its_search():
     pop = population()
     start = rows(pop)
     spread = float(start.std(0).mean())
@@ -83,7 +74,7 @@ def test_cem_leaves_the_members_it_drew():
     for _ in range(10):
         opt.step(mo.closure(loss))
         asked = search.ask().clone()
-        search.tell(pop_losses(asked, pop))
+        search.tell(pop_losses(asked))
         assert torch.equal(rows(pop), asked)
     assert opt.attrs["best_loss"] == search.best_fitness
 
@@ -108,8 +99,8 @@ def test_pso_equals_the_formula_under_the_same_random_numbers():
 
 
 @pytest.mark.parametrize("topology", ["ring", "informed"])
-def test_neighbours_on_the_ring(topology):
-    # Only the best place of neighbours pulls: with random numbers that are all used, far members do not matter.
+def test_members_are_attracted_by_neighbours_on_the_ring_only(topology):
+    # Only the best positions of neighbours attract a member; the same random numbers are drawn in both runs.
     pop, other = population(), population()
     with torch.no_grad():
         for _, p in other.named_parameters():
@@ -134,7 +125,7 @@ def test_de_equals_the_formula_under_the_same_random_numbers():
             candidates = [(a, b, c) for a in range(8) for b in range(8) for c in range(8) if len({i, a, b, c}) == 4]
             gaps = [float((x[a] + 0.7 * (x[b] - x[c]) - trial[i]).abs().max()) for a, b, c in candidates]
             assert min(gaps) < 1e-12
-        before, after = pop_losses(x, pop), pop_losses(trial, pop)
+        before, after = pop_losses(x), pop_losses(trial)
         steps(opt, 1)
         assert torch.equal(rows(pop), torch.where((after <= before)[:, None], trial, x))
 
@@ -143,7 +134,7 @@ def test_de_equals_the_formula_under_the_same_random_numbers():
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_losses_go_down(name):
+def test_losses_decrease(name):
     pop = population(16)
     opt = mo.Optimizer(pop, *CHAINS[name]())
     first = pop.losses(loss).detach()
@@ -154,7 +145,7 @@ def test_losses_go_down(name):
 
 
 def test_mixed_chain_is_gradient_step_and_swarm_move():
-    # The update is the sum of what either alone would do at the same point with the same random numbers.
+    # The update is the sum of the separate updates at the same point, with the same random numbers.
     pops = [population() for _ in range(3)]
     both = mo.Optimizer(pops[0], m.Adam(), m.LR(0.05), m.PSO(seed=4))
     adam, pso = mo.Optimizer(pops[1], m.Adam(), m.LR(0.05)), mo.Optimizer(pops[2], m.PSO(seed=4))
@@ -170,7 +161,7 @@ def test_mixed_chain_is_gradient_step_and_swarm_move():
     assert both.num_evaluations == 6  # one evaluation gives the gradient and the members' losses
 
 
-def test_mixed_chain_with_de_begins_where_the_gradient_leads():
+def test_de_after_adam_selects_between_the_gradient_step_and_a_trial():
     pop, twin = population(), population()
     opt = mo.Optimizer(pop, m.Adam(), m.LR(0.05), m.DE(seed=1))
     adam = mo.Optimizer(twin, m.Adam(), m.LR(0.05))
@@ -180,10 +171,10 @@ def test_mixed_chain_with_de_begins_where_the_gradient_leads():
     before = rows(pop)
     steps(opt, 1)
     steps(adam, 1)
-    # Every member is its gradient step, or a trial that is better than that.
-    kept = (rows(pop) == rows(twin)).all(1)
+    # Every member is its gradient step, or a trial with a lower loss.
+    unchanged = (rows(pop) == rows(twin)).all(1)
     better = pop.losses(loss) < twin.losses(loss)
-    assert bool((kept | better).all())
+    assert bool((unchanged | better).all())
     assert not torch.equal(rows(pop), before)
 
 
@@ -233,7 +224,6 @@ def test_resume_is_exact(name):
 
 SCRIPT = """
 import sys, torch, moduli as mo
-sys.path.insert(0, sys.argv[3])
 import m.test_population as t
 results = []
 for i, name in enumerate(t.SAVED):
@@ -256,17 +246,9 @@ def test_resume_in_a_new_process(tmp_path):
         mo.save(tmp_path / f"run{i}", population=pop, optimizer=opt)
         steps(opt, 3)
         expected.append(rows(pop))
-    here = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "out.pt"), here],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for mine, found in zip(expected, torch.load(tmp_path / "out.pt"), strict=True):
-        assert torch.equal(mine, found)
+    run_python("-c", SCRIPT, tmp_path / "run", tmp_path / "out.pt")
+    for mine, resumed in zip(expected, torch.load(tmp_path / "out.pt"), strict=True):
+        assert torch.equal(mine, resumed)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -293,7 +275,7 @@ def test_an_error_in_the_closure_undoes_the_step(name):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("name", CHAINS)
-def test_sizes(name, n):
+def test_every_population_size_works_or_is_refused(name, n):
     pop = population(n)
     least = 4 if "DE" in name or "JADE" in name else 1
     if n < least:
@@ -308,7 +290,7 @@ def test_sizes(name, n):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 @pytest.mark.parametrize("name", CHAINS)
-def test_losses_that_say_nothing(name, value):
+def test_losses_without_information_leave_finite_parameters(name, value):
     pop = population()
     opt = mo.Optimizer(pop, *CHAINS[name]())
     for _ in range(12):
@@ -328,7 +310,7 @@ def test_members_without_a_loss_are_the_worst(name):
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_equal_members(name):
+def test_equal_members_stay_finite(name):
     pop = mo.Population.of(nn.Linear(2, 1, dtype=torch.float64), 8)
     opt = mo.Optimizer(pop, *CHAINS[name]())
     steps(opt, 8)
@@ -337,7 +319,7 @@ def test_equal_members(name):
 
 def test_a_search_terminates_with_a_reason():
     pop = mo.Population.of(nn.Linear(2, 1, dtype=torch.float64), 8)
-    opt = mo.Optimizer(pop, m.DE(seed=1))  # differences of equal members are nothing
+    opt = mo.Optimizer(pop, m.DE(seed=1))  # differences of equal members are zero
     for _ in range(3):
         steps(opt, 1)
     assert opt.should_terminate
@@ -346,7 +328,7 @@ def test_a_search_terminates_with_a_reason():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("make", [m.PSO, m.DE, m.GA, m.CEM])
-def test_dtypes(make, dtype):
+def test_every_dtype_is_kept_and_improves(make, dtype):
     class Point(nn.Module):
         def __init__(self):
             super().__init__()
@@ -357,10 +339,10 @@ def test_dtypes(make, dtype):
     opt = mo.Optimizer(pop, make(seed=0))
     first = None
     for _ in range(30):
-        found = opt.step(mo.closure(lambda net: (net.x.abs().float() - 0.5).square().sum()))
-        first = found.min() if first is None else first
+        losses = opt.step(mo.closure(lambda net: (net.x.abs().float() - 0.5).square().sum()))
+        first = losses.min() if first is None else first
     assert next(iter(pop.named_parameters()))[1].dtype is dtype
-    assert found.min() < first
+    assert losses.min() < first
 
 
 # ------------------------------------------------------------------ errors
@@ -413,7 +395,7 @@ def test_closures_that_give_no_loss_per_member_are_refused():
 
 
 @pytest.mark.parametrize("make", [lambda: m.GA(seed=0), lambda: m.CEM(seed=0), lambda: m.DE(seed=0)])
-def test_a_member_that_is_no_number_does_not_spread(make):
+def test_a_member_of_nan_does_not_spread(make):
     pop = mo.Population.from_modules([torch.nn.Linear(2, 1, bias=False) for _ in range(16)])
     weight = dict(pop.named_parameters())["weight"]
     opt = mo.Optimizer(pop, make())

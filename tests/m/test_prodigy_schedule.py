@@ -1,4 +1,4 @@
-"""Prodigy's estimate has the step size of each step in it, wherever a schedule gives it."""
+"""Prodigy's estimate includes the step size of each step, whichever link or group it is scheduled in."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def losses(w):
 
 
 def write_out(rate, decay=0.0):
-    """The authors' algorithm, with their order of operations: numerator and denominator are weighted by d and the step size."""
+    """Return the parameters and d after the authors' algorithm, which weights numerator and denominator by d and the step size."""
     w, d, d0, beta1, beta2 = torch.zeros(5, dtype=D, requires_grad=True), 1e-2, 1e-2, 0.9, 0.999
     beta3 = beta2**0.5
     start, mean, square, s, above = w.detach().clone(), torch.zeros(5, dtype=D), torch.zeros(5, dtype=D), 0.0, 0.0
@@ -37,14 +37,15 @@ def write_out(rate, decay=0.0):
 
 
 def run(*links, change=None):
+    """Return the parameters and d after all steps; `change` is called with the optimizer before each step."""
     w = nn.Parameter(torch.zeros(5, dtype=D))
     opt = mo.Optimizer([w], *links)
     for step in range(STEPS):
         if change is not None:
             change(opt, step)
         opt.step(lambda: losses(w))
-    (found,) = [link for top in opt.modules for _, link in top.links() if isinstance(link, m.Prodigy)]
-    return w.detach(), float(found.global_state["next_d"])
+    (prodigy,) = [link for top in opt.modules for _, link in top.links() if isinstance(link, m.Prodigy)]
+    return w.detach(), float(prodigy.global_state["next_d"])
 
 
 def set_rate(opt, step):
@@ -67,7 +68,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_estimate_knows_the_schedule(name):
+def test_the_estimate_includes_the_schedule(name):
     make, change = CHAINS[name]
     (w, d), (expected, distance) = run(*make(), change=change), write_out(RATE)
     torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-8)
@@ -84,7 +85,7 @@ def test_warmup_is_a_schedule_too():
 
 
 def test_a_constant_step_size_leaves_the_estimate():
-    """Numerator and denominator have it as a factor; groups may have different ones, 0 for those that stay."""
+    """A constant step size cancels in the estimate; a group with step size 0 does not move and does not count."""
     moved, still = (nn.Parameter(torch.zeros(5, dtype=D)) for _ in range(2))
     opt = mo.Optimizer([{"params": [moved]}, {"params": [still], "lr": 0.0}], m.Prodigy(d0=1e-2), m.LR(1.0))
     for _ in range(STEPS):
@@ -96,14 +97,14 @@ def test_a_constant_step_size_leaves_the_estimate():
 
 
 @pytest.mark.parametrize("decay", [0.1, 3.0])
-def test_decay_is_times_the_estimate_and_the_schedule(decay):
+def test_decay_is_multiplied_by_the_estimate_and_the_schedule(decay):
     (w, d), (expected, distance) = run(*presets.prodigy(RATE, d0=1e-2, weight_decay=decay)), write_out(RATE, decay)
     torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-8)
     assert d == pytest.approx(distance, rel=1e-8)
     assert not torch.allclose(w, write_out(RATE)[0], atol=1e-3)
 
 
-def test_groups_with_other_memories_and_step_sizes_have_one_estimate():
+def test_groups_with_other_betas_and_step_sizes_have_one_estimate():
     params = [nn.Parameter(torch.full((3,), float(i), dtype=D)) for i in range(4)]
     groups = [{"params": params[:2]}, {"params": params[2:], "beta1": 0.5, "lr": 0.5}]
     opt = mo.Optimizer(groups, m.Prodigy(d0=1e-2), m.LR(1.0))

@@ -1,4 +1,4 @@
-"""Links that show the tensors in another form."""
+"""Links that pass tensors to inner links as a vector, as scalars, or in another dtype."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_scalars_are_elementwise():
 
 
 def test_to_double_is_double():
-    """Sums over many steps in float64 for float32 parameters; only the result is rounded."""
+    """Inner links keep their state in float64 for float32 parameters; only the result is rounded."""
     w = torch.nn.Parameter(torch.zeros(1))
     opt = mo.Optimizer([w], m.To(m.EMA(0.999), dtype=torch.float64))
     opt.step(mo.closure(lambda: w.sum()))
@@ -39,7 +39,7 @@ def test_to_double_is_double():
 
 @pytest.mark.parametrize("form", [m.VectorProjection, lambda links: m.To(links, dtype=torch.float64), m.ViewAsReal])
 def test_links_inside_may_evaluate(form):
-    """A line search inside sees the loss at its trial points, and ends where it would outside."""
+    """An inner line search evaluates its trial points, and ends where it ends without the projection."""
 
     def trial(links):
         x = torch.nn.Parameter(torch.tensor([-1.2, 1.0], dtype=torch.float64))
@@ -52,15 +52,15 @@ def test_links_inside_may_evaluate(form):
             opt.step(mo.closure(rosenbrock))
         return x.detach(), opt.num_evaluations
 
-    found, count = trial([form([m.LBFGS(), m.StrongWolfe()])])
+    end, count = trial([form([m.LBFGS(), m.StrongWolfe()])])
     expected, wanted = trial([m.LBFGS(), m.StrongWolfe()])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(end, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(end, torch.ones(2, dtype=torch.float64), rtol=1e-5, atol=1e-5)
     assert count == wanted
 
 
 def test_state_follows_its_parameter():
-    """What is learnt about a parameter is found again when others come and go."""
+    """Inner state stays with its parameter when others are frozen and thawed."""
     a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     opt = mo.Optimizer([a, b], m.To([m.Adam(), m.LR(0.1)], dtype=torch.float64))
 

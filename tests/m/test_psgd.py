@@ -1,4 +1,4 @@
-"""PSGD: preconditioners that whiten, or become the inverse of the Hessian's absolute value."""
+"""PSGD: preconditioners whiten updates, or converge to the inverse of the absolute Hessian."""
 
 import itertools
 from typing import get_args
@@ -14,12 +14,12 @@ from moduli.m.adaptive._psgd import Geometry
 GEOMETRIES = get_args(Geometry)
 
 
-def _drawn(shape, seed=0):
+def _draw(shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _whitened(link, left, right, steps, last):
-    """The covariance of the results for updates whose covariance is the product of two matrices."""
+def _measure_covariance(link, left, right, steps, last):
+    """Return the covariance of the last results of a link for updates with factors `left` and `right` of their covariance."""
     w = torch.zeros(left.shape[0], right.shape[0], dtype=torch.float64)
     noise = torch.Generator().manual_seed(1)
     seen = []
@@ -34,35 +34,35 @@ def _whitened(link, left, right, steps, last):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_factors_whiten(geometry):
-    left = torch.diag(torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)) + 0.1 * _drawn((3, 3))
-    right = torch.diag(torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)) + 0.1 * _drawn((3, 3), 1)
+    left = torch.diag(torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)) + 0.1 * _draw((3, 3))
+    right = torch.diag(torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)) + 0.1 * _draw((3, 3), 1)
     link = m.PSGDKronWhiten(seed=0, dQ=geometry, max_skew=2.0)
-    found = _whitened(link, left, right, 1000, 600)
-    assert (found - torch.eye(9, dtype=torch.float64)).abs().max() < 0.5
+    covariance = _measure_covariance(link, left, right, 1000, 600)
+    assert (covariance - torch.eye(9, dtype=torch.float64)).abs().max() < 0.5
 
 
-def test_diagonal_factors_whiten_what_is_diagonal():
+def test_diagonal_factors_whiten_diagonal_covariances():
     scale = torch.tensor([5.0, 1.0, 0.2], dtype=torch.float64)
     link = m.PSGDKronWhiten(seed=0, max_dim=1)
-    found = _whitened(link, torch.diag(scale), torch.eye(2, dtype=torch.float64), 1000, 600)
-    assert (torch.diagonal(found) - 1).abs().max() < 0.35
+    covariance = _measure_covariance(link, torch.diag(scale), torch.eye(2, dtype=torch.float64), 1000, 600)
+    assert (torch.diagonal(covariance) - 1).abs().max() < 0.35
 
 
 def test_low_rank_whitens():
-    # What is to be whitened is a diagonal and one direction, which the family holds exactly.
-    direction = _drawn(6).reshape(-1, 1)
+    # The covariance is diagonal plus rank one, so its inverse root is in the family of preconditioners.
+    direction = _draw(6).reshape(-1, 1)
     root = torch.linalg.cholesky(
         torch.diag(torch.linspace(0.5, 2.0, 6, dtype=torch.float64)) + 2 * direction @ direction.mT
     )
     link = m.PSGDLRAWhiten(rank=2, seed=0)
-    found = _whitened(link, root, torch.eye(1, dtype=torch.float64), 2000, 1000)
-    assert (found - torch.eye(6, dtype=torch.float64)).abs().max() < 0.5
+    covariance = _measure_covariance(link, root, torch.eye(1, dtype=torch.float64), 2000, 1000)
+    assert (covariance - torch.eye(6, dtype=torch.float64)).abs().max() < 0.5
 
 
-def test_the_product_that_is_kept_is_that_of_the_factors():
+def test_the_stored_product_is_that_of_the_factors():
     link, w = m.PSGDKronWhiten(seed=0, balance_probability=0.5), torch.zeros(4, 3, dtype=torch.float64)
     for k in range(20):
-        optim.step_tensors(link, [_drawn((4, 3), k)], params=[w])
+        optim.step_tensors(link, [_draw((4, 3), k)], params=[w])
         state = link.state[w]
         for q, p in zip(state["factors"], state["products"], strict=True):
             expected = q.mT @ q if q.dim() == 2 else q * q
@@ -70,11 +70,11 @@ def test_the_product_that_is_kept_is_that_of_the_factors():
 
 
 def test_a_low_rank_product_is_that_of_the_dense_matrix():
-    state, x = {}, _drawn(5)
+    state, x = {}, _draw(5)
     setting = {"rank": 2, "init_scale": None, "damping": 1e-9, "betaL": 0.9, "lr_preconditioner": 0.1}
     _lra.begin(state, x, setting, torch.Generator().manual_seed(0))
     for k in range(30):
-        _lra.fit(state, _drawn(5, k), _drawn(5, k + 100), bool(k % 2), setting)
+        _lra.fit(state, _draw(5, k), _draw(5, k + 100), bool(k % 2), setting)
     U, V = torch.stack(state["U"], 1), torch.stack(state["V"], 1)
     Q = (torch.eye(5, dtype=torch.float64) + U @ V.mT) @ torch.diag(state["d"])
     torch.testing.assert_close(_lra.precondition(state, x), Q.mT @ Q @ x, rtol=1e-10, atol=1e-10)
@@ -87,10 +87,10 @@ def _criterion(Q, h, v):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_of_low_rank_lowers_the_criterion(first):
-    state, h, v = {}, _drawn(5, 2), _drawn(5, 3)
+    state, h, v = {}, _draw(5, 2), _draw(5, 3)
     setting = {"rank": 2, "init_scale": 0.7, "damping": 0.0, "betaL": 0.0, "lr_preconditioner": 1e-3}
     _lra.begin(state, h, setting, torch.Generator().manual_seed(0))
-    state["U"], state["V"] = list(_drawn((5, 2), 4).unbind(1)), list(_drawn((5, 2), 5).unbind(1))
+    state["U"], state["V"] = list(_draw((5, 2), 4).unbind(1)), list(_draw((5, 2), 5).unbind(1))
 
     def value():
         U, V = torch.stack(state["U"], 1), torch.stack(state["V"], 1)
@@ -103,7 +103,7 @@ def test_a_step_of_low_rank_lowers_the_criterion(first):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_step_of_a_dense_factor_lowers_the_criterion(geometry):
-    h, v = _drawn(4, 2), _drawn(4, 3)
+    h, v = _draw(4, 2), _draw(4, 3)
     setting = {
         "init_scale": 0.7, "damping": 0.0, "betaL": 0.0, "lr_preconditioner": 1e-3, "dQ": geometry,
         "max_dim": 10, "max_skew": float("inf"),
@@ -134,8 +134,8 @@ def test_a_dense_preconditioner_becomes_the_inverse_of_the_absolute_hessian(geom
         _kron.fit(state, MATRIX @ v, v, {**setting, "lr_preconditioner": 0.3 / (1 + k / 200)})
     values, vectors = torch.linalg.eigh(MATRIX)
     wanted = (vectors / values.abs()) @ vectors.mT
-    found = state["products"][0]
-    assert torch.linalg.matrix_norm(found - wanted, 2) < 0.25 * torch.linalg.matrix_norm(wanted, 2)
+    product = state["products"][0]
+    assert torch.linalg.matrix_norm(product - wanted, 2) < 0.25 * torch.linalg.matrix_norm(wanted, 2)
 
 
 def test_one_factor_over_a_vector_is_the_dense_preconditioner():
@@ -169,7 +169,7 @@ def test_products_may_come_from_differences():
 
 def test_results_are_bounded():
     link = m.PSGDKronWhiten(seed=0, grad_clip_max_amp=0.1)
-    out = optim.step_tensors(link, [_drawn((4, 4)) * 100], params=[torch.zeros(4, 4)])[0]
+    out = optim.step_tensors(link, [_draw((4, 4)) * 100], params=[torch.zeros(4, 4)])[0]
     assert out.square().mean().sqrt() <= 0.1 + 1e-12
     w = torch.nn.Parameter(torch.full((3,), 100.0))
     opt = mo.Optimizer([w], m.PSGDDenseNewton(seed=0, grad_clip_max_norm=0.5))

@@ -8,7 +8,7 @@ from moduli import m
 
 
 def _pairs(link, n=4, steps=4, after=None):
-    """A link on a quadratic, with the pairs it has seen."""
+    """Step a link on a quadratic; return its matrix, the differences of points and of gradients, and the parameter."""
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(n, n, generator=generator, dtype=F64)
     A = root @ root.mT + torch.eye(n, dtype=F64)
@@ -34,12 +34,12 @@ def test_thomas_obeys_the_secant_equation():
     torch.testing.assert_close(link.state[w]["matrix"] @ Y[-1], S[-1])
 
 
-def test_projected_newton_learns_the_inverse_in_n_pairs():
+def test_projected_newton_has_the_inverse_after_n_pairs():
     link = m.ProjectedNewtonRaphson()
     A, S, Y, w = _pairs(link, steps=5, after=m.StrongWolfe(c2=0.01))
-    learnt = link.state[w]["learnt"]
-    torch.testing.assert_close(learnt @ Y.mT, S.mT, rtol=1e-6, atol=1e-6)  # all pairs at once
-    torch.testing.assert_close(learnt, torch.linalg.inv(A), rtol=1e-4, atol=1e-4)
+    inverse = link.state[w]["learnt"]
+    torch.testing.assert_close(inverse @ Y.mT, S.mT, rtol=1e-6, atol=1e-6)  # the secant equation holds for all pairs
+    torch.testing.assert_close(inverse, torch.linalg.inv(A), rtol=1e-4, atol=1e-4)
 
 
 def test_corrected_gradients_have_no_part_along_the_last_step():

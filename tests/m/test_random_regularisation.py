@@ -10,19 +10,22 @@ from moduli import m, optim
 def test_dropped_updates():
     u = torch.randn(2000, generator=torch.Generator().manual_seed(0), dtype=F64)
     out = optim.step_tensors(m.Dropout(0.25, seed=0), [u.clone()])[0]
-    kept = out != 0
-    torch.testing.assert_close(out[kept], u[kept])
-    assert abs(float(kept.double().mean()) - 0.75) < 0.05
+    retained = out != 0
+    torch.testing.assert_close(out[retained], u[retained])
+    assert abs(float(retained.double().mean()) - 0.75) < 0.05
     grafted = optim.step_tensors(m.Dropout(0.25, graft=True, seed=0), [u.clone()])[0]
     torch.testing.assert_close(grafted.norm(), u.norm())
     assert optim.step_tensors(m.Dropout(1.0, graft=True), [u.clone()])[0].abs().max() == 0
 
 
-def test_dropped_weights_have_the_gradient_of_what_is_left():
+def test_dropped_weights_have_no_gradient():
     w = torch.nn.Parameter(torch.ones(500, dtype=F64))
     opt = mo.Optimizer([w], m.WeightDropout(0.3, seed=0), m.LR(1.0))
     opt.step(mo.closure(lambda: w.square().sum() / 2))
-    assert set(w.tolist()) == {0.0, 1.0}  # kept weights had gradient one, dropped ones none; both were put back
+    assert set(w.tolist()) == {
+        0.0,
+        1.0,
+    }  # retained weights had gradient 1 and dropped ones 0; the step starts from all weights
     assert abs(float((w == 1).double().mean()) - 0.3) < 0.07
 
 
@@ -36,7 +39,7 @@ def test_noise_on_weights_is_relative_to_their_size():
         torch.testing.assert_close(w.detach().abs(), torch.full_like(w, size))
 
 
-def test_weights_return_to_what_was_stored():
+def test_weights_are_reset_to_stored_values():
     w = torch.nn.Parameter(torch.ones(1000, dtype=F64))
     link = m.RandomReinitialize(p_reinit=1.0, p_weights=0.4, seed=0, reset=True)
     ema = m.EMA(0.9)

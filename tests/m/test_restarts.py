@@ -1,4 +1,4 @@
-"""Restarts happen when the papers say, and forget what they should."""
+"""Restarts happen by the criteria of the papers, and reset the inner links."""
 
 import pytest
 import torch
@@ -9,20 +9,26 @@ from moduli import m, optim
 
 
 def resets(link, gradients, inner):
-    """At which of a series of gradients (1, 2, ...) the links inside were reset."""
+    """Return at which of a series of gradients (1, 2, ...) a link reset its inner link.
+
+    Args:
+        link: The link that restarts.
+        gradients: The series.
+        inner: Its inner link.
+    """
     p = torch.nn.Parameter(torch.zeros(len(gradients[0])))
-    found = []
-    inner.reset = lambda: found.append(here[0])
-    here = [0]
+    times = []
+    inner.reset = lambda: times.append(time[0])
+    time = [0]
     for gradient in gradients:
-        here[0] += 1
+        time[0] += 1
         objective = optim.Objective([p])
         objective.grads = [torch.tensor(gradient)]
         link.step(objective)
-    return found
+    return times
 
 
-def test_powell_compares_with_the_gradient_before():
+def test_powell_restarts_if_neighbouring_gradients_are_not_orthogonal():
     inner = m.Identity()
     link = m.PowellRestart(inner, cond2=None)
     # Orthogonal neighbours do not restart, parallel ones do, also after a restart.
@@ -30,8 +36,8 @@ def test_powell_compares_with_the_gradient_before():
     assert resets(link, series, inner) == [4, 6]
 
 
-def test_powell_looks_at_the_direction_too():
-    # The update is subtracted, so along a good direction it has a positive product with the gradient.
+def test_powell_restarts_after_a_bad_direction():
+    # The update is subtracted, so a descent direction has a positive product with the gradient.
     series = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
     good, bad, long = m.Identity(), m.Negate(), m.Mul(3.0)
     assert resets(m.PowellRestart(good, cond1=None), series, good) == []
@@ -39,7 +45,7 @@ def test_powell_looks_at_the_direction_too():
     assert resets(m.PowellRestart(long, cond1=None), series, long) == [2, 3]
 
 
-def test_birgin_martinez_follows_the_gradient_instead():
+def test_birgin_martinez_steps_along_the_gradient_after_a_restart():
     inner = m.Negate()
     w = torch.nn.Parameter(torch.ones(2))
     opt = mo.Optimizer([w], m.BirginMartinezRestart(inner), m.LR(0.1))
@@ -75,18 +81,18 @@ def test_stuck_restarts_again_and_again():
     assert counts == [1, 2, 1, 2, 1, 2]
 
 
-def test_restarts_keep_random_numbers_going():
+def test_restarts_do_not_reset_generators():
     w = torch.nn.Parameter(torch.zeros(1))
     opt = mo.Optimizer([w], m.RestartEvery(m.Randn(seed=0), steps=1))
-    found = []
+    moves = []
     for _ in range(3):
         before = float(w.detach())
         opt.step(mo.closure(lambda: w.sum()))
-        found.append(float(w.detach()) - before)
-    assert len(set(found)) == 3
+        moves.append(float(w.detach()) - before)
+    assert len(set(moves)) == 3
 
 
-def test_mistakes():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="steps is 0"):
         m.RestartEvery(steps=0)
     with pytest.raises(ValueError, match="n_tol is 0"):

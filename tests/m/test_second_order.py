@@ -1,4 +1,4 @@
-"""Second-order links: several points per step, improved inverses, matrix momentum and sketches, against their formulas."""
+"""Multi-point Newton methods, iterated inverses, matrix momentum and sketches against their formulas."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_steps_with_several_points_are_their_formulas(link, step):
 
 
 def test_orders_of_convergence():
-    # From twice as near a step of order p ends 2^p times as near; the optimum of cosh(x) + x is at -asinh(1).
+    # From half the distance a step of order p ends 2^p times closer; the minimum of cosh(x) + x is at -asinh(1).
     optimum = -torch.asinh(doubles(1.0))
 
     def error(link, distance):
@@ -81,7 +81,7 @@ def test_orders_of_convergence():
         assert ratio > 2 ** (order - 0.5), link
 
 
-def test_the_inverse_gets_better_by_one_product_a_step():
+def test_the_inverse_is_a_newton_schulz_iteration():
     A = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=F64)
     w = torch.nn.Parameter(doubles(3.0, 1.0))
     link = m.InverseFreeNewton()
@@ -94,7 +94,7 @@ def test_the_inverse_gets_better_by_one_product_a_step():
     torch.testing.assert_close(link.state[w]["Y"], torch.linalg.inv(A), rtol=1e-6, atol=1e-6)
 
 
-def test_an_inverse_that_no_longer_fits_is_begun_again():
+def test_an_inverse_that_would_diverge_is_restarted():
     w, scale = torch.nn.Parameter(doubles(1.0)), [1.0]
     link = m.InverseFreeNewton()
     opt = mo.Optimizer([w], link)
@@ -133,7 +133,7 @@ def test_subspace_newton_by_eigenvalues_is_saddle_free():
     torch.testing.assert_close(w.detach(), doubles(0.0, 2.0), rtol=1e-9, atol=1e-9)  # away from the saddle
 
 
-def test_a_damped_sketch_is_the_damped_system():
+def test_a_damped_sketch_solves_the_damped_system():
     A = torch.diag(doubles(4.0, 1.0, 0.25))
     g = A @ doubles(1.0, 1.0, 1.0)
     for more, system in (

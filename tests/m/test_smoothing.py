@@ -16,23 +16,23 @@ def test_laplacian_solves_its_equation_and_keeps_the_mean():
     assert float(v.sum()) == pytest.approx(float(u.sum()))
 
 
-def test_laplacian_over_everything_is_that_of_the_vector():
+def test_laplacian_over_all_parameters_is_that_of_their_vector():
     parts = [torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)]
     params = [torch.zeros_like(part) for part in parts]
     whole = torch.cat([part.reshape(-1) for part in parts])
-    found = optim.step_tensors(m.LaplacianSmoothing(layerwise=False), [p.clone() for p in parts], params)
+    smoothed = optim.step_tensors(m.LaplacianSmoothing(layerwise=False), [p.clone() for p in parts], params)
     expected = optim.step_tensors(m.LaplacianSmoothing(), [whole])[0]
-    torch.testing.assert_close(torch.cat([f.reshape(-1) for f in found]), expected)
+    torch.testing.assert_close(torch.cat([f.reshape(-1) for f in smoothed]), expected)
 
 
-def test_small_tensors_stay():
+def test_small_tensors_are_not_smoothed():
     u = torch.tensor([1.0, -1.0, 1.0])
     assert torch.equal(optim.step_tensors(m.LaplacianSmoothing(), [u.clone()])[0], u)
     assert not torch.equal(optim.step_tensors(m.LaplacianSmoothing(min_numel=3), [u.clone()])[0], u)
 
 
-def test_sampling_without_links_inside_ends_and_does_not_drift():
-    """The same evaluation twice gives the same numbers, and x itself is among the points."""
+def test_sample_points_do_not_change_within_a_step():
+    """Repeated evaluations use the same sample points, so losses are equal."""
     w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     seen = []
 
@@ -51,9 +51,8 @@ def test_sampling_without_links_inside_ends_and_does_not_drift():
 
 
 def test_mean_is_the_smoothed_loss():
-    """The mean of a quadratic over normal points is the quadratic plus sigma^2 times half its trace."""
+    """The mean of a quadratic over normal points is its value at x0 plus sigma^2 times half the trace of its Hessian."""
     w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
-    opt = mo.Optimizer([w], m.GradientSampling(n=4000, sigma=0.5, seed=0, include_x0=False), m.LR(1.0))
     seen = []
     opt = mo.Optimizer(
         [w], m.GradientSampling(n=4000, sigma=0.5, seed=0), m.PrintLoss("", print_fn=seen.append), m.LR(0.0)
@@ -63,7 +62,7 @@ def test_mean_is_the_smoothed_loss():
 
 
 def test_mean_of_gradients_is_the_gradient_of_the_mean():
-    """The gradient of a quadratic is linear, so with points on both sides of x0 its mean is the gradient there."""
+    """The gradient of a quadratic is linear, so its mean over points around x0 is the gradient at x0."""
     w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
     opt = mo.Optimizer([w], m.GradientSampling(n=4000, sigma=0.1, seed=0), m.LR(0.25))
     opt.step(mo.closure(lambda: (w**2).sum()))
@@ -71,7 +70,7 @@ def test_mean_of_gradients_is_the_gradient_of_the_mean():
 
 
 def test_hull_descends_along_a_kink():
-    """On |x| + 10 |y| plain descent zigzags across the valley; the shortest vector of the hull goes along it."""
+    """On |x| + 10 |y| plain descent oscillates in y; the shortest vector in the hull of gradients does not."""
 
     def trial(*links):
         w = torch.nn.Parameter(torch.tensor([1.0, 1e-3], dtype=torch.float64))
@@ -110,7 +109,7 @@ def test_the_radius_shrinks_when_the_criterion_is_met():
     assert counts == [1, 0, 1, 0, 1]
 
 
-def test_mistakes():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="aggregate is 'median'"):
         m.GradientSampling(aggregate="median")
     with pytest.raises(ValueError, match="sigma"):

@@ -1,4 +1,4 @@
-"""Step sizes."""
+"""Step sizes: fixed, warmed up, adaptive and random."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def test_warmup_rises_and_stays(fuse):
     close(run(lambda p: [m.Warmup(5, start_lr=0.01, end_lr=0.1)], fuse=fuse), run(formula(update)))
 
 
-def test_warmup_refuses():
+def test_a_warmup_of_no_steps_is_refused():
     with pytest.raises(ValueError, match="Warmup: steps"):
         m.Warmup(0)
 
@@ -29,11 +29,17 @@ def test_lr_is_plain_descent():
     close(run(lambda p: [m.LR(0.1)]), run(lambda p: torch.optim.SGD(p, 0.1)))
 
 
-# ---------------------------------------------------------------------- found from steps
+# ---------------------------------------------------------------------- adaptive step sizes
 
 
 def quadratic(links, steps=1, start=(4.0, -2.0)):
-    """A bowl with curvatures 1 and 10."""
+    """Return the path of a chain on a quadratic with curvatures 1 and 10, and the curvatures.
+
+    Args:
+        links: The links.
+        steps: The number of steps.
+        start: The first point.
+    """
     w = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     scales = torch.tensor([1.0, 10.0], dtype=torch.float64)
     opt = mo.Optimizer([w], *links)
@@ -45,7 +51,7 @@ def quadratic(links, steps=1, start=(4.0, -2.0)):
 
 
 def steps_of(path, scales):
-    """The step sizes of descent along a path."""
+    """Return the step sizes of the gradient steps that make a path."""
     return [((a - b) @ (scales * a) / ((scales * a) @ (scales * a))).item() for a, b in itertools.pairwise(path)]
 
 
@@ -65,13 +71,13 @@ def test_polyak_without_the_optimum():
 @pytest.mark.parametrize("kind", ["long", "short", "geom", "geom-fallback"])
 def test_barzilai_borwein_is_its_formula(kind):
     path, scales = quadratic([m.BarzilaiBorwein(type=kind, alpha_0=0.05)], 6)
-    found = steps_of(path, scales)
-    assert found[0] == pytest.approx(0.05)
+    sizes = steps_of(path, scales)
+    assert sizes[0] == pytest.approx(0.05)
     for k in range(1, 6):
         s = path[k] - path[k - 1]
         y = scales * s
         long, short = (s @ s / (s @ y)).item(), (s @ y / (y @ y)).item()
-        assert found[k] == pytest.approx({"long": long, "short": short}.get(kind, (long * short) ** 0.5))
+        assert sizes[k] == pytest.approx({"long": long, "short": short}.get(kind, (long * short) ** 0.5))
 
 
 def test_barzilai_borwein_reaches_the_optimum_and_gives_its_hessian():
@@ -82,7 +88,7 @@ def test_barzilai_borwein_reaches_the_optimum_and_gives_its_hessian():
     assert link.get_H(optim.Objective([w])).to_dense()[0, 0].item() == pytest.approx(1 / link.global_state["alpha"])
 
 
-def test_negative_curvature_falls_back():
+def test_negative_curvature_falls_back_to_alpha_0():
     w = torch.nn.Parameter(torch.tensor([0.5]))
     opt = mo.Optimizer([w], m.BarzilaiBorwein(alpha_0=0.01))
     for _ in range(3):
@@ -101,12 +107,12 @@ def test_stabilised_steps_are_no_longer_than_allowed():
 @pytest.mark.parametrize("variant", [1, 2])
 def test_adgd_is_its_formula(variant):
     path, scales = quadratic([m.AdGD(variant=variant, alpha_0=1e-3)], 12)
-    found = steps_of(path, scales)
+    sizes = steps_of(path, scales)
     theta = 1 / 3 if variant == 2 else float("inf")
     for k in range(1, 12):
         s = path[k] - path[k - 1]
         L = ((scales * s).norm() / s.norm()).item()
-        last = found[k - 1]
+        last = sizes[k - 1]
         if k == 1:
             expected = 1 / (2**0.5 * L)
             theta = 1 / 3 if variant == 2 else expected / last
@@ -116,16 +122,16 @@ def test_adgd_is_its_formula(variant):
             grown = (1 + theta) ** 0.5 if variant == 1 else (2 / 3 + theta) ** 0.5
             expected = min(grown * last, 1 / (2**0.5 * L) if variant == 1 else bound)
             theta = expected / last
-        assert found[k] == pytest.approx(expected, rel=1e-6)
+        assert sizes[k] == pytest.approx(expected, rel=1e-6)
     path, _ = quadratic([m.AdGD(variant=variant)], 200)
     assert path[-1].norm() < 1e-6
 
 
-def test_bold_driver():
+def test_bold_driver_grows_after_a_decrease_and_shrinks_after_an_increase():
     path, scales = quadratic([m.BoldDriver(a_init=0.19, nplus=1.5, nminus=0.5)], 5)
-    found, value = steps_of(path, scales), [0.5 * (scales * x**2).sum().item() for x in path]
+    sizes, value = steps_of(path, scales), [0.5 * (scales * x**2).sum().item() for x in path]
     for k in range(1, 5):
-        assert found[k] == pytest.approx(found[k - 1] * (1.5 if value[k] < value[k - 1] else 0.5))
+        assert sizes[k] == pytest.approx(sizes[k - 1] * (1.5 if value[k] < value[k - 1] else 0.5))
 
 
 def test_random_steps_repeat_with_their_seed_and_lie_between():
@@ -152,7 +158,7 @@ def test_warmup_of_a_bound(fuse):
     assert norms(paths) == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-4)
 
 
-def test_step_size_has_its_own_name():
+def test_the_setting_of_step_size_has_the_given_name():
     w = torch.nn.Parameter(torch.ones(1))
     opt = mo.Optimizer([{"params": [w], "pace": 0.5}], m.StepSize(0.1, key="pace"))
     opt.step(mo.closure(lambda: w.sum()))
@@ -171,6 +177,6 @@ def test_step_size_has_its_own_name():
         (lambda: m.StepSize(key=""), "StepSize: key"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()

@@ -1,4 +1,4 @@
-"""Criteria fire when they say, with the patience they were given."""
+"""Termination criteria are met at the right step, with the patience given."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import moduli as mo
 from moduli import m
 
 
-def steps_until(*links, most=50, loss=lambda w: (w**2).sum(), start=1.0):
+def count_steps(*links, most=50, loss=lambda w: (w**2).sum(), start=1.0):
     w = torch.nn.Parameter(torch.tensor([start]))
     opt = mo.Optimizer([w], *links)
     for i in range(most):
@@ -18,12 +18,12 @@ def steps_until(*links, most=50, loss=lambda w: (w**2).sum(), start=1.0):
 
 
 def test_after_n_steps_is_the_nth():
-    assert steps_until(m.TerminateAfterNSteps(4), m.LR(0.1)) == (4, ["4 steps were made"])
+    assert count_steps(m.TerminateAfterNSteps(4), m.LR(0.1)) == (4, ["4 steps were made"])
 
 
-def test_after_n_evaluations():
-    found, reasons = steps_until(m.Multistep(m.LR(0.01), steps=3), m.TerminateAfterNEvaluations(7))
-    assert found == 3
+def test_terminates_after_n_evaluations():
+    count, reasons = count_steps(m.Multistep(m.LR(0.01), steps=3), m.TerminateAfterNEvaluations(7))
+    assert count == 3
     assert reasons == ["7 evaluations were made"]
 
 
@@ -35,7 +35,7 @@ def test_after_n_seconds_by_a_given_clock_and_resumed():
             self.now += 1.0
             return self.now
 
-    assert steps_until(m.TerminateAfterNSeconds(3.0, sec_fn=Clock()), m.LR(0.1))[0] == 4
+    assert count_steps(m.TerminateAfterNSeconds(3.0, sec_fn=Clock()), m.LR(0.1))[0] == 4
     w = torch.nn.Parameter(torch.ones(1))
     make = lambda: mo.Optimizer([w], m.TerminateAfterNSeconds(3.0, sec_fn=Clock()), m.LR(0.1))  # noqa: E731
     opt = make()
@@ -52,36 +52,36 @@ def test_after_n_seconds_by_a_given_clock_and_resumed():
 @pytest.mark.parametrize("wrap", [lambda c: c, m.TerminateAny, m.TerminateAll])
 @pytest.mark.parametrize("n", [1, 3])
 def test_patience_also_inside_others(wrap, n):
-    found, _ = steps_until(wrap(m.TerminateByGradientNorm(10.0, n=n)), m.LR(0.1))
-    assert found == n
+    count, _ = count_steps(wrap(m.TerminateByGradientNorm(10.0, n=n)), m.LR(0.1))
+    assert count == n
 
 
 def test_patience_is_of_steps_in_a_row():
     signs = iter([1.0, 100.0, 1.0, 1.0, 1.0])
-    found, _ = steps_until(m.TerminateByGradientNorm(10.0, n=2), m.LR(0.0), loss=lambda w: next(signs) * w.sum())
-    assert found == 4
+    count, _ = count_steps(m.TerminateByGradientNorm(10.0, n=2), m.LR(0.0), loss=lambda w: next(signs) * w.sum())
+    assert count == 4
 
 
-def test_all_lets_every_criterion_look_at_every_step():
-    # The second counts the first steps too, though the first criterion is not met then.
+def test_all_evaluates_every_criterion_at_every_step():
+    # The second criterion counts the first steps too, before the first criterion is met.
     both = m.TerminateAll(m.TerminateAfterNSteps(5), m.TerminateByGradientNorm(10.0, n=5))
-    assert steps_until(both, m.LR(0.1))[0] == 5
+    assert count_steps(both, m.LR(0.1))[0] == 5
 
 
 def test_any_and_all_say_why():
-    _, reasons = steps_until(m.TerminateAll(m.TerminateAfterNSteps(2), m.TerminateOnLossReached(10.0)), m.LR(0.1))
+    _, reasons = count_steps(m.TerminateAll(m.TerminateAfterNSteps(2), m.TerminateOnLossReached(10.0)), m.LR(0.1))
     assert reasons == ["2 steps were made and the loss is 0.64, at most 10"]
 
 
 def test_update_norm_is_of_the_parameters():
-    assert steps_until(m.TerminateByUpdateNorm(1e-9, n=2), m.LR(0.0))[0] == 3
-    assert steps_until(m.TerminateByUpdateNorm(0.3, n=1, ord=float("inf")), m.LR(0.1))[0] == 2
+    assert count_steps(m.TerminateByUpdateNorm(1e-9, n=2), m.LR(0.0))[0] == 3
+    assert count_steps(m.TerminateByUpdateNorm(0.3, n=1, ord=float("inf")), m.LR(0.1))[0] == 2
 
 
-def test_no_improvement():
+def test_no_improvement_terminates_after_its_patience():
     losses = iter([3.0, 2.0, 2.0, 1.99, 1.0, 1.0, 1.0, 1.0])
-    found, _ = steps_until(m.TerminateOnNoImprovement(0.1, n=2), m.LR(0.0), loss=lambda w: w.sum() * 0 + next(losses))
-    assert found == 4
+    count, _ = count_steps(m.TerminateOnNoImprovement(0.1, n=2), m.LR(0.0), loss=lambda w: w.sum() * 0 + next(losses))
+    assert count == 4
 
 
 def test_usual_criteria_together():
@@ -91,7 +91,7 @@ def test_usual_criteria_together():
         ftol=0.0, gtol=0.0, stol=0.0, maxiter=3, maxeval=100, maxsec=1e6, target_loss=-1.0, extra=[m.TerminateNever()]
     )
     assert len(everything.children) == 8
-    assert steps_until(everything, m.LR(0.1))[0] == 3
+    assert count_steps(everything, m.LR(0.1))[0] == 3
 
 
 def test_patience_is_saved():
@@ -106,7 +106,7 @@ def test_patience_is_saved():
     assert other.should_terminate
 
 
-def test_mistakes():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="at least 1"):
         m.TerminateByGradientNorm(n=0)
     with pytest.raises(TypeError, match="TerminateAny takes criteria, got LR"):

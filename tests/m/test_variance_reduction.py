@@ -1,4 +1,4 @@
-"""SVRG and MARS."""
+"""SVRG and MARS against their formulas."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_svrg_is_its_formula(alpha):
             close([w.detach()], [x])
 
 
-def test_svrg_with_a_full_closure_steps_at_once():
+def test_svrg_with_a_full_closure_steps_without_accumulating():
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     opt = mo.Optimizer([w], m.SVRG(2), m.LR(0.05))
     full = mo.closure(lambda: sum(batch(w, b) for b in range(3)) / 3)
@@ -45,7 +45,7 @@ def test_svrg_with_a_full_closure_steps_at_once():
     close([w.detach()], [-0.05 * sum(gradient(torch.zeros(2), b) for b in range(3)) / 3])
 
 
-def test_svrg_has_no_noise_left_at_the_optimum():
+def test_svrg_does_not_move_from_the_optimum():
     best = (SCALES * CENTRES).sum(0) / SCALES.sum(0)
     w = torch.nn.Parameter(best.clone())
     opt = mo.Optimizer([w], m.SVRG(5, accum_steps=3), m.LR(0.1))
@@ -65,7 +65,7 @@ def test_mars_is_its_formula(limit):
     close(ours, run(formula(update), shapes=((3, 2),)))
 
 
-def test_refuses():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="SVRG: svrg_steps"):
         m.SVRG(0)
     with pytest.raises(ValueError, match="MARSCorrection: beta"):

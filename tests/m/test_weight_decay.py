@@ -1,4 +1,4 @@
-"""Weight decay and regularisation."""
+"""Weight decay, coupled, decoupled and relative; probabilities that are schedules."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def through(link, u=U, x=X):
 
 
 @FUSE
-def test_coupled_and_decoupled_as_in_torch(fuse):
+def test_coupled_and_decoupled_decay_are_torchs(fuse):
     close(
         run(lambda p: [m.WeightDecay(0.1), m.Adam(), m.LR(0.05)], fuse=fuse),
         run(lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.1)),
@@ -35,12 +35,12 @@ def test_every_power_shrinks_weights_of_either_sign(ord):
 
 
 @pytest.mark.parametrize("make", [m.WeightDecay, m.CautiousWeightDecay])
-def test_refuses(make):
+def test_a_negative_decay_is_refused(make):
     with pytest.raises(ValueError, match=f"{make.__name__}: weight_decay"):
         make(-0.1)
 
 
-def test_relative_decay_is_measured_over_everything():
+def test_relative_decay_uses_the_norm_over_all_parameters():
     x, u = [torch.tensor([1.0, -2.0]), torch.tensor([3.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-6.0])]
     out = optim.step_tensors(m.RelativeWeightDecay(0.5), [t.clone() for t in u], params=x)
     close(out, [a + 0.5 * 3.0 * b for a, b in zip(u, x, strict=True)], 1e-6)

@@ -8,7 +8,7 @@ D = torch.float64
 
 
 def _hs(f, x0, best, eq=None, ineq=None, bounds=None):
-    """One problem: a function, its start, the published optimum, equations, inequalities (at least zero) and bounds."""
+    """Return a problem: its function, start, published optimum, constraints and bounds."""
     cons = []
     if eq is not None:
         cons.append({"type": "eq", "fun": lambda x: torch.stack(list(eq(x)))})

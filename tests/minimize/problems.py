@@ -1,4 +1,4 @@
-"""Standard test problems of unconstrained minimisation, with their standard starts (More, Garbow and Hillstrom, 1981)."""
+"""Standard problems of unconstrained minimisation with their standard starts (Moré, Garbow and Hillstrom, 1981)."""
 
 import math
 
@@ -80,7 +80,7 @@ PROBLEMS = {
 
 
 def digits_logistic():
-    """Logistic regression of handwritten digits with a small penalty, like `moduli.lab.problems`; needs scikit-learn."""
+    """Return the loss of logistic regression on handwritten digits, its start and its minima, as in `moduli.lab.problems`."""
     from sklearn.datasets import load_digits
 
     from moduli.lab.problems import DigitsLogistic

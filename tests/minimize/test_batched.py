@@ -1,4 +1,4 @@
-"""minimize with batched starts: every start goes as if it were alone."""
+"""`minimize` with batched starts takes the steps of separate runs."""
 
 import sys
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_steps_are_those_of_single_runs(method, steps):
 
 
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs", "cg", "gd"])
-def test_ends_are_those_of_single_runs(method):
+def test_results_are_those_of_single_runs(method):
     fun, starts = (
         lambda x: ((x - 1) ** 2 * torch.arange(1, 4, dtype=D)).sum() + (x**4).sum(),
         torch.randn(6, 3, dtype=D),
@@ -49,13 +49,13 @@ def test_ends_are_those_of_single_runs(method):
     assert together.success == all(alone.success for alone in apart)
     for i, alone in enumerate(apart):
         torch.testing.assert_close(together.x[i], alone.x, rtol=1e-6, atol=1e-6)
-    # One vectorised evaluation serves all, so there are far fewer than in all runs together.
+    # One vectorised evaluation serves all starts.
     assert together.evaluations <= sum(alone.evaluations for alone in apart)
 
 
 @pytest.mark.parametrize("name", ["Rosenbrock 2", "Wood", "Helical valley", "Dixon-Price", "Broyden tridiagonal"])
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs"])
-def test_standard_problems(name, method):
+def test_standard_problems_from_several_starts(name, method):
     fun, x0, minima = PROBLEMS[name]
     noise = torch.randn(4, len(x0), generator=torch.Generator().manual_seed(0), dtype=D)
     result = minimize(fun, x0 + 0.05 * noise, method, batched=True)
@@ -90,7 +90,7 @@ def test_nested_starts_with_one_sided_bounds():
     torch.testing.assert_close(result.x["b"][0], torch.zeros(3, dtype=D), atol=1e-5, rtol=0)
 
 
-def test_a_start_that_fails_does_not_disturb_the_others():
+def test_a_start_that_fails_does_not_affect_the_others():
     starts = torch.tensor([[-1.0], [5.0], [3.0]], dtype=D)
     result = minimize(lambda x: (x - torch.log(x)).sum(), starts, batched=True)
     assert not result.success
@@ -109,14 +109,14 @@ def test_limits_callbacks_and_progress():
     short = minimize(fun, starts, batched=True, max_evals=7)
     assert not short.success
     assert "7 evaluations" in short.reason
-    assert 7 <= short.evaluations < 14  # 7 of each start, together where both searched
+    assert 7 <= short.evaluations < 14  # at most 7 per start; starts share evaluations in which both search
     seen = []
     stopped = minimize(fun, starts, batched=True, callback=lambda now: seen.append(now.value) or len(seen) == 4)
     assert stopped.steps == 4
     assert "callback" in stopped.reason
     assert [float(value.sum()) for _, value in stopped.history] == [float(value.sum()) for value in seen]
-    shown = minimize(fun, starts, batched=True, progress=True)
-    assert torch.equal(shown.value, minimize(fun, starts, batched=True).value)
+    printing = minimize(fun, starts, batched=True, progress=True)
+    assert torch.equal(printing.value, minimize(fun, starts, batched=True).value)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_limits_callbacks_and_progress():
         (lambda: minimize(BEALE, STARTS.to(torch.complex128), batched=True), TypeError, "real"),
     ],
 )
-def test_what_can_not_be_batched_is_refused(call, error, match):
+def test_methods_and_points_that_cannot_be_batched_are_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()
 
 
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs", "cg", "gd"])
-def test_a_run_that_begins_again_knows_nothing_and_the_others_everything(method):
+def test_restarting_some_runs_does_not_change_the_others(method):
     point = StartPoint(STARTS)
     runs = BatchedRuns(Variables(point, [None], [None], True), BEALE, None, method)
     closure = Closure(runs.evaluate, fixed=True)
@@ -155,14 +155,16 @@ def test_a_run_that_begins_again_knows_nothing_and_the_others_everything(method)
     runs.begin_again(again)
     for _ in range(3):
         runs.advance(closure)
-    for i, begun in enumerate(again.tolist()):
-        alone = minimize(BEALE, there[i] if begun else STARTS[i], method, max_steps=3 if begun else 7)
+    for i, restarted in enumerate(again.tolist()):
+        alone = minimize(BEALE, there[i] if restarted else STARTS[i], method, max_steps=3 if restarted else 7)
         torch.testing.assert_close(runs.x[i].detach(), alone.x, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of in-place products, which links avoid
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # vmap warns about in-place products, which links avoid
 @pytest.mark.parametrize("rule", [bfgs, dfp])
-def test_pairs_without_curvature_are_left_out_of_their_matrix_only(rule):
+def test_pairs_without_curvature_are_skipped_for_their_member_only(rule):
     g = torch.Generator().manual_seed(0)
     s, y = torch.randn(4, 3, generator=g, dtype=D), torch.randn(4, 3, generator=g, dtype=D)
     y[0], y[1], s[2], y[2] = s[0] + 0.1 * y[0], -s[1], 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Constraints: published optima of Hock and Schittkowski's problems, multipliers, error bars, networks."""
+"""Constraints: published optima of Hock and Schittkowski's problems, multipliers, standard errors, networks."""
 
 import math
 
@@ -47,41 +47,41 @@ PROBLEMS = {
 @pytest.mark.parametrize("number", PROBLEMS)
 def test_published_optima(number, method):
     fun, constraints, bounds, x0, best = PROBLEMS[number]
-    found = minimize(fun, x0, method, bounds=bounds, constraints=constraints)
-    assert found.success, found
-    assert found.value == pytest.approx(best, abs=2e-5, rel=1e-6)
-    assert found.kkt_residual <= 1e-6
+    result = minimize(fun, x0, method, bounds=bounds, constraints=constraints)
+    assert result.success, result
+    assert result.value == pytest.approx(best, abs=2e-5, rel=1e-6)
+    assert result.kkt_residual <= 1e-6
     for one in constraints:
-        c = torch.as_tensor(one["fun"](found.x))
+        c = torch.as_tensor(one["fun"](result.x))
         assert float((c.abs() if one["type"] == "eq" else (-c).clamp(min=0)).max()) <= 1e-6
 
 
 def test_multipliers_are_those_of_the_lagrangian():
-    found = minimize(
+    result = minimize(
         lambda x: (x**2).sum(), [3.0, 1.0], constraints=[eq(lambda x: x.sum() - 1), ineq(lambda x: x[0] - 0.8)]
     )
-    torch.testing.assert_close(found.x, torch.tensor([0.8, 0.2], dtype=D), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.x, torch.tensor([0.8, 0.2], dtype=D), atol=1e-5, rtol=0)
     # 2x + lam (1, 1) - nu (1, 0) = 0
-    assert float(found.multipliers[0]) == pytest.approx(-0.4, abs=1e-5)
-    assert float(found.multipliers[1]) == pytest.approx(1.2, abs=1e-5)
+    assert float(result.multipliers[0]) == pytest.approx(-0.4, abs=1e-5)
+    assert float(result.multipliers[1]) == pytest.approx(1.2, abs=1e-5)
     free = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=ineq(lambda x: x[0] + 5))
     assert float(free.multipliers[0]) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_least_squares_under_constraints_with_error_bars():
+def test_standard_errors_of_least_squares_under_constraints():
     t = torch.linspace(0, 1, 9, dtype=D)
     y = 1 + 2 * t + 0.1 * torch.sin(40 * t)
-    found = minimize(
+    result = minimize(
         lambda p: p["a"] + p["b"] * t - y, {"a": 0.0, "b": 0.0}, "lm", bounds={"b": (0, None)},
         constraints=[eq(lambda p: p["a"] + p["b"] - 3)],
     )  # fmt: skip
-    assert found.success, found
-    assert found.method == "lm"
-    assert float(found.x["a"] + found.x["b"]) == pytest.approx(3.0, abs=1e-6)
-    # On the line a = 3 - b there is one parameter, with the derivative t - 1.
-    s2 = 2 * found.value / (9 - 1)
-    assert float(found.stderr["b"]) == pytest.approx(float((s2 / ((t - 1) ** 2).sum()) ** 0.5), rel=1e-6)
-    assert float(found.stderr["a"]) == pytest.approx(float(found.stderr["b"]), rel=1e-9)
+    assert result.success, result
+    assert result.method == "lm"
+    assert float(result.x["a"] + result.x["b"]) == pytest.approx(3.0, abs=1e-6)
+    # With a = 3 - b there is one parameter, with derivative t - 1.
+    s2 = 2 * result.value / (9 - 1)
+    assert float(result.stderr["b"]) == pytest.approx(float((s2 / ((t - 1) ** 2).sum()) ** 0.5), rel=1e-6)
+    assert float(result.stderr["a"]) == pytest.approx(float(result.stderr["b"]), rel=1e-9)
 
 
 class Nonlinear:
@@ -90,9 +90,9 @@ class Nonlinear:
     fun, lb, ub = staticmethod(lambda x: x.sum()), 1.0, 2.0
 
 
-def test_scipys_objects_limits_and_what_is_refused():
-    found = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=[Nonlinear()])
-    torch.testing.assert_close(found.x, torch.tensor([0.5, 0.5], dtype=D), atol=1e-5, rtol=0)
+def test_scipys_constraint_objects_limits_and_errors():
+    result = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=[Nonlinear()])
+    torch.testing.assert_close(result.x, torch.tensor([0.5, 0.5], dtype=D), atol=1e-5, rtol=0)
     short = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=[Nonlinear()], max_evals=2)
     assert not short.success
     assert short.evaluations <= 2

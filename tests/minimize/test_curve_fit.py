@@ -66,7 +66,7 @@ def test_starts_by_name_by_list_and_from_the_signature():
     assert vector.stderr["c"].shape == (2,)
 
 
-def test_labelled_data():
+def test_labelled_data_fit_as_plain_data():
     time = mo.Space(len(T), "time")
     t, y = mo.Tensor(T, time), mo.Tensor(Y, time)
     fit = mo.curve_fit(lambda t, a, b: a + b * t, t, y)
@@ -76,7 +76,7 @@ def test_labelled_data():
     assert fit.residuals.dims == y.dims
 
 
-def test_a_jacobian_of_the_model():
+def test_a_given_jacobian_equals_differentiation():
     def jac(t, height, rate, floor):
         return torch.stack([torch.exp(-rate * t), -t * height * torch.exp(-rate * t), torch.ones_like(t)], 1)
 
@@ -88,7 +88,7 @@ def test_a_jacobian_of_the_model():
             assert float(fit.stderr[name]) == pytest.approx(float(exact.stderr[name]), rel=1e-6)
 
 
-def test_robust_and_masked():
+def test_a_robust_loss_with_nan_masked():
     y = Y.clone()
     y[4], y[9] = torch.nan, 30.0
     fit = mo.curve_fit(model, T, y, nan="mask", loss="cauchy", f_scale=0.1)
@@ -111,7 +111,7 @@ def test_robust_and_masked():
         (lambda: mo.curve_fit(model, T, Y, jac=lambda t, *p: t), ValueError, "columns"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(call, error, match):
+def test_wrong_arguments_are_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()
 
@@ -124,9 +124,9 @@ def test_what_can_not_be_meant_is_refused(call, error, match):
 def test_methods_run_in_scipys_minimize(name, jac):
     rosen, der = scipy_optimize.rosen, scipy_optimize.rosen_der
     fun = (lambda x: (rosen(x), der(x))) if jac is True else rosen
-    given = der if jac == "function" else jac
+    gradient = der if jac == "function" else jac
     options = {} if jac else {"gtol": 1e-4} if name in ("lbfgs", "bfgs", "cg") else {}
-    out = scipy_optimize.minimize(fun, [-1.2, 1.0], method=mo.scipy_method(name), jac=given, options=options)
+    out = scipy_optimize.minimize(fun, [-1.2, 1.0], method=mo.scipy_method(name), jac=gradient, options=options)
     assert isinstance(out, scipy_optimize.OptimizeResult)
     assert out.success, out
     np.testing.assert_allclose(out.x, 1.0, atol=2e-3)

@@ -1,4 +1,4 @@
-"""Jacobians of models of a few numbers: by one backward pass where the formula is elementwise, never where it is not."""
+"""Jacobians of models with few parameters: one backward pass if and only if the formula is elementwise."""
 
 import pytest
 import torch
@@ -48,16 +48,16 @@ def test_an_elementwise_model_is_differentiated_in_one_pass(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_model_is_recognised(name):
+def test_models_that_are_not_elementwise_are_recognised(name):
     function, J = _differentiate(OTHERS[name])
     assert function.elementwise is False
     torch.testing.assert_close(J, _differentiate(OTHERS[name], "reverse")[1])
 
 
-def test_a_model_that_changes_its_kind_along_the_way():
+def test_a_model_that_is_elementwise_for_some_parameters_only():
     def model(x, a, b):
         y = a * torch.exp(-b * x)
-        # Evaluated at other numbers, the model is of another kind.
+        # The model is elementwise for small b only.
         return y if float(b.detach().reshape(-1)[0]) < 1.0 else torch.cumsum(y, 0) / torch.arange(1, 13, dtype=D)
 
     y = torch.cumsum(2.0 * torch.exp(-1.5 * X), 0) / torch.arange(1, 13, dtype=D)

@@ -1,4 +1,4 @@
-"""Fits: residuals of every shape and dtype, what the data do not determine, what is fixed, bounded or constrained."""
+"""Fits: residuals of every shape and dtype; undetermined, fixed, bounded and constrained parameters."""
 
 import math
 
@@ -20,7 +20,7 @@ def decay(p, t=T, y=Y):
 
 
 def regression(A, y):
-    """Ordinary least squares: the coefficients and their standard errors."""
+    """Return the coefficients of ordinary least squares and their standard errors."""
     x = torch.linalg.lstsq(A, y[:, None]).solution[:, 0]
     variance = (A @ x - y).square().sum() / (len(y) - A.shape[1])
     return x, (variance * torch.linalg.inv(A.T @ A).diagonal()).sqrt()
@@ -29,16 +29,16 @@ def regression(A, y):
 START = torch.tensor([1.0, 0.5, 0.0], dtype=D)
 
 
-def test_what_the_data_do_not_determine_is_infinite_and_the_rest_is_right():
+def test_undetermined_parameters_have_infinite_errors_and_the_others_theirs():
     fit = minimize(lambda p: p[0] + p[1] + p[2] * T - Y, torch.zeros(3, dtype=D))
     _, stderr = regression(torch.stack([torch.ones_like(T), T], 1), Y)
     assert fit.success
     assert fit.stderr[:2].isinf().all()
-    # Two directions are determined by three parameters: the variance of the residuals has one degree of freedom less.
+    # Three parameters determine two directions: the residual variance is divided by one degree of freedom less.
     assert float(fit.stderr[2]) == pytest.approx(float(stderr[1]) * math.sqrt((len(T) - 2) / (len(T) - 3)), rel=1e-9)
 
 
-def test_a_parameter_that_is_not_used_is_infinite_alone():
+def test_only_the_unused_parameter_has_an_infinite_error():
     fit = minimize(lambda p: decay(p[:3]), torch.tensor([1.0, 0.5, 0.0, 7.0], dtype=D))
     assert fit.stderr.isinf().tolist() == [False, False, False, True]
     assert float(fit.x[3]) == 7.0
@@ -54,7 +54,7 @@ def test_residuals_may_have_several_axes(shape, method):
     assert fit.jacobian().shape == (*shape, 3)
 
 
-def test_complex_residuals_are_their_two_parts():
+def test_complex_residuals_equal_real_and_imaginary_parts():
     wave = torch.exp(1j * 3 * T) * (2 + 1j) + 0.01 * torch.cos(50 * T)
 
     def residuals(p):
@@ -68,14 +68,14 @@ def test_complex_residuals_are_their_two_parts():
     torch.testing.assert_close(fit.stderr, parts.stderr, rtol=1e-6, atol=0)
 
 
-def test_complex_parameters():
+def test_complex_parameters_are_fitted():
     target = torch.tensor([1 + 2j, -0.5j], dtype=torch.complex128)
     fit = minimize(lambda z: (z**2 - target).reshape(-1), torch.tensor([1 + 1j, 1 - 1j], dtype=torch.complex128))
     assert fit.success
     torch.testing.assert_close(fit.x**2, target, rtol=1e-9, atol=1e-9)
 
 
-def test_single_precision_as_far_as_it_goes():
+def test_single_precision_reaches_its_accuracy():
     fit = minimize(lambda p: decay(p, T.float(), Y.float()), START.float())
     exact = minimize(decay, START)
     assert fit.x.dtype == torch.float32
@@ -84,17 +84,17 @@ def test_single_precision_as_far_as_it_goes():
     torch.testing.assert_close(fit.stderr.double(), exact.stderr, rtol=1e-3, atol=0)
 
 
-def test_an_interval_that_the_optimum_is_outside_of():
+def test_an_optimum_outside_of_its_bounds():
     fit = minimize(decay, START, bounds=[(0, 2), (0, None), (0, 1)])
     assert fit.success
     assert float(fit.x[0]) == 2.0
-    # The others are what they are where the first is fixed there.
+    # The other parameters are those of a fit with the first one fixed.
     rest = minimize(lambda q: decay(torch.cat([torch.tensor([2.0], dtype=D), q])), START[1:])
     torch.testing.assert_close(fit.x[1:], rest.x, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("i", range(3))
-def test_what_is_fixed_has_no_error_and_the_others_that_of_a_smaller_fit(i):
+def test_fixed_parameters_have_no_error_and_others_that_of_a_smaller_fit(i):
     at = minimize(decay, START).x
     bounds = [(None, None)] * 3
     bounds[i] = (float(at[i]), float(at[i]))
@@ -112,7 +112,7 @@ def test_what_is_fixed_has_no_error_and_the_others_that_of_a_smaller_fit(i):
     torch.testing.assert_close(fit.stderr[others], rest.stderr, rtol=1e-6, atol=0)
 
 
-def test_a_constraint_takes_away_its_direction():
+def test_a_constraint_removes_one_degree_of_freedom():
     fit = minimize(decay, START, constraints={"type": "eq", "fun": lambda p: p[0] + p[2] - 3})
     rest = minimize(lambda q: decay([q[0], q[1], 3 - q[0]]), START[:2])
     assert fit.success
@@ -141,7 +141,7 @@ def test_evaluations_are_counted_once_and_steps_reuse_them():
         return decay(p)
 
     fit = minimize(residuals, START)
-    # The other calls are those of Jacobians, at points that were evaluated before.
+    # Jacobians call the function again, at points that were evaluated before.
     assert fit.evaluations == len(set(calls))
 
 
@@ -175,7 +175,7 @@ def test_evaluations_are_of_the_order_of_minpacks(fun, start, minpack):
 
 
 def test_units_of_the_variables_do_not_change_the_evaluations():
-    unit = torch.tensor([2.0**20, 2.0**-12, 2.0**5], dtype=D)  # exact, so that nothing is rounded differently
+    unit = torch.tensor([2.0**20, 2.0**-12, 2.0**5], dtype=D)  # powers of two, so that rounding does not differ
     plain, scaled = minimize(decay, START), minimize(lambda p: decay(p * unit), START / unit)
     assert scaled.evaluations == plain.evaluations
     torch.testing.assert_close(scaled.x * unit, plain.x, rtol=1e-9, atol=1e-12)

@@ -12,14 +12,14 @@ from moduli import minimize
 sys.path.insert(0, str(Path(__file__).parent))
 from hock_schittkowski import PROBLEMS
 
-# Other local optima, which are nearer to the published starts; SLSQP ends there, too.
+# These end in other local optima, closer to the published starts, as SLSQP does.
 ELSEWHERE = {16, 20, 33}
-# Where no constraint qualification holds, the conditions hold to any tolerance before the optimum.
+# Without a constraint qualification the KKT conditions hold to any tolerance before the optimum.
 DEGENERATE = {13: 0.02}
 
 
 def clip(x0, bounds):
-    """Some published starts are outside of the bounds."""
+    """Return a start within the bounds, which some published starts are not."""
     low, high = zip(*(bounds or [(None, None)] * len(x0)), strict=True)
     ends = (torch.tensor([math.nan if end is None else end for end in side], dtype=x0.dtype) for side in (low, high))
     below, above = ends

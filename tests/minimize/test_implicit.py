@@ -1,4 +1,4 @@
-"""Derivatives of solutions: equal to closed forms, to finite differences, and to derivatives through all steps."""
+"""Derivatives of solutions equal closed forms, finite differences, and derivatives through all steps."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def simplex_constraints(b):
 
 
 def bilevel(lam):
-    """An outer loss of the inner solution."""
+    """Return an outer loss of the inner solution."""
     w = solve(ridge, torch.zeros(4, dtype=D), lam)
     return ((X[:7] @ w - Y[:7].roll(1)) ** 2).sum()
 
@@ -115,7 +115,7 @@ def test_second_derivatives_equal_finite_differences(name):
 def test_transforms_of_torch_equal_the_closed_form():
     find, lam = PROBLEMS["ridge"][0], torch.linspace(0, 1, 3, dtype=D)
     jacrev, jacfwd, vmap = torch.func.jacrev, torch.func.jacfwd, torch.func.vmap
-    # The closed form is always differentiated in reverse: torch's forward derivatives of linalg.solve are wrong in vmap.
+    # The closed form is differentiated in reverse mode: torch's forward derivatives of linalg.solve are wrong under vmap.
     second = jacrev(jacrev(ridge_closed))(lam[1])
     for transform in (jacrev, jacfwd):
         torch.testing.assert_close(transform(find)(lam[1]), jacrev(ridge_closed)(lam[1]), rtol=1e-9, atol=1e-11)
@@ -128,7 +128,7 @@ def test_transforms_of_torch_equal_the_closed_form():
 def test_the_implicit_derivative_equals_the_one_through_all_steps():
     theta = numbers(4, seed=2).requires_grad_()
     w = torch.zeros(4, dtype=D)
-    for _ in range(8):  # Newton's method, in a graph
+    for _ in range(8):  # Newton's method, recorded in a graph
         gradient, hessian = torch.func.grad(logistic)(w, theta), torch.func.hessian(logistic)(w, theta)
         w = w - torch.linalg.solve(hessian, gradient)
     u = numbers(4, seed=4)
@@ -138,7 +138,7 @@ def test_the_implicit_derivative_equals_the_one_through_all_steps():
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_many_variables_take_products_with_vectors(constrained):
+def test_many_variables_are_solved_by_products_with_vectors(constrained):
     A = numbers(300, 300)
     A = A @ A.T / 300 + torch.eye(300, dtype=D)
     c = torch.ones(300, dtype=D)
@@ -158,7 +158,7 @@ def test_many_variables_take_products_with_vectors(constrained):
     torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_labels_dictionaries_and_closures_take_part():
+def test_labelled_tensors_dictionaries_and_closures_are_differentiated():
     space = mo.Space(("u", "v"), "axis")
     theta = torch.tensor([1.0, 2.0], dtype=D, requires_grad=True)
     x0 = {"p": mo.Tensor(torch.zeros(2, dtype=D), (space,))}
@@ -171,7 +171,7 @@ def test_labels_dictionaries_and_closures_take_part():
     torch.testing.assert_close(torch.autograd.grad(closed.x[0], theta)[0], torch.tensor([1.0, 0.0], dtype=D))
 
 
-def test_the_result_is_that_of_a_plain_run():
+def test_the_result_equals_that_of_a_plain_run():
     lam = torch.tensor(0.3, dtype=D, requires_grad=True)
     result = mo.minimize(ridge, torch.zeros(4, dtype=D), args=lam, implicit=True)
     plain = mo.minimize(ridge, torch.zeros(4, dtype=D), args=(lam.detach(),))
@@ -182,7 +182,7 @@ def test_the_result_is_that_of_a_plain_run():
     torch.testing.assert_close(result.stderr, plain.stderr, rtol=1e-5, atol=1e-8)
 
 
-def test_what_has_no_derivative_is_refused():
+def test_solutions_without_a_derivative_are_refused():
     lam = torch.tensor(0.3, dtype=D, requires_grad=True)
     with pytest.raises(ValueError, match="singular at the solution"):
         solve(lambda x, a: (x.sum() - a) ** 2, torch.zeros(2, dtype=D), lam)

@@ -1,4 +1,4 @@
-"""Laws of minimize: the point returned is the one described, offsets change nothing, bounds are SciPy's, error bars."""
+"""Laws of `minimize`: the result describes its point, offsets, bounds, method names, standard errors."""
 
 import pickle
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import moduli as mo
+from launching import run_python
 from moduli import minimize
 from moduli._minimize._direct import DIRECT
 from moduli._minimize._methods import CHAINS, IN_BOX
@@ -36,7 +37,7 @@ def _slope(fun, x):
     return float(torch.autograd.grad(value, x)[0].abs().max()), float(value.detach())
 
 
-def test_every_name_of_a_chain_has_one():
+def test_every_method_name_has_its_chain():
     assert list(CHAINS) == list(CHAINED)
     assert list(IN_BOX) == list(PROJECTED)
 
@@ -44,9 +45,9 @@ def test_every_name_of_a_chain_has_one():
 @pytest.mark.parametrize("limits", [{}, {"max_evals": 9}, {"max_steps": 3}])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("method", sorted({*CHAINS, *DIRECT} - {"gn"}))
-def test_the_point_returned_is_the_one_described(method, name, limits):
+def test_the_result_describes_the_point_it_returns(method, name, limits):
     fun, x0 = PROBLEMS[name]
-    # Slow methods need not get there for this.
+    # Slow methods need not converge for this.
     result = minimize(fun, x0, method, **({"max_evals": 400} | limits))
     slope, value = _slope(fun, result.x)
     assert result.value == value
@@ -72,12 +73,12 @@ def test_an_offset_does_not_change_the_point(method, name):
 def test_an_offset_moves_methods_without_gradients_by_rounding_only(method):
     fun, x0 = PROBLEMS["quartic"]
     plain, lifted = minimize(fun, x0, method), minimize(lambda x: 1e6 + fun(x), x0, method)
-    # Values of 1e6 are known to 1e-10, whose root is what a minimum can be known to.
+    # Values of 1e6 have an error of 1e-10; a minimum is known up to its root.
     torch.testing.assert_close(lifted.x, plain.x, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["lm", "gn"])
-def test_an_offset_of_residuals(method):
+def test_an_offset_of_residuals_does_not_change_the_point(method):
     def residuals(x, more=0.0):
         return torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0], torch.tensor(more, dtype=D)])
 
@@ -87,7 +88,7 @@ def test_an_offset_of_residuals(method):
     assert result.gradient_norm == pytest.approx(_slope(lambda x: residuals(x, 1e3), result.x)[0], rel=1e-9)
 
 
-def test_batched_starts_are_described_too():
+def test_results_of_batched_starts_describe_their_points():
     fun, _ = PROBLEMS["Rosenbrock"]
     starts = torch.tensor([[-1.2, 1.0], [0.0, 2.0]], dtype=D)
     result = minimize(lambda x: 1e6 + fun(x), starts, batched=True)
@@ -108,10 +109,10 @@ ALL = ["bfgs", "lbfgs", "cg", "gd", "newton", "damped-newton", "trust-ncg", "tru
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_intervals_are_those_of_scipy(method):
-    found = minimize(_away, torch.tensor([0.5, 2.5], dtype=D), method, bounds=[(0, 1), (2, 3)])
-    torch.testing.assert_close(found.x, torch.tensor([1.0, 2.0], dtype=D), atol=1e-4, rtol=0)
-    assert found.success, found
+def test_bounds_are_intervals_as_in_scipy(method):
+    result = minimize(_away, torch.tensor([0.5, 2.5], dtype=D), method, bounds=[(0, 1), (2, 3)])
+    torch.testing.assert_close(result.x, torch.tensor([1.0, 2.0], dtype=D), atol=1e-4, rtol=0)
+    assert result.success, result
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -127,9 +128,9 @@ def test_open_and_fixed_variables(method):
     assert everything.success
 
 
-def test_three_variables_and_one():
-    found = minimize(lambda x: ((x - 5) ** 2).sum(), torch.ones(3, dtype=D), bounds=[(0, 2), None, (0, None)])
-    torch.testing.assert_close(found.x, torch.tensor([2.0, 5.0, 5.0], dtype=D), atol=1e-6, rtol=0)
+def test_bounds_for_one_and_three_variables():
+    result = minimize(lambda x: ((x - 5) ** 2).sum(), torch.ones(3, dtype=D), bounds=[(0, 2), None, (0, None)])
+    torch.testing.assert_close(result.x, torch.tensor([2.0, 5.0, 5.0], dtype=D), atol=1e-6, rtol=0)
     assert float(minimize(lambda x: (x**2).sum(), [3.0], bounds=[(1, 4)]).x) == pytest.approx(1.0)
     assert float(minimize(lambda x: x**2, 3.0, bounds=(1, 4)).x) == pytest.approx(1.0)
 
@@ -140,24 +141,24 @@ def test_intervals_by_name_in_nested_points():
     def fun(p):
         return ((p["amp"] - 3) ** 2).sum() + (p["rest"][0] + 1) ** 2 + (p["rest"][1] - 9) ** 2
 
-    found = minimize(fun, start, bounds={"amp": [(0, 2), None], "rest": [(0, None), None]})
-    torch.testing.assert_close(found.x["amp"], torch.tensor([2.0, 3.0], dtype=D), atol=1e-6, rtol=0)
-    assert float(found.x["rest"][0]) == pytest.approx(0.0, abs=1e-7)
-    assert float(found.x["rest"][1]) == pytest.approx(9.0)
+    result = minimize(fun, start, bounds={"amp": [(0, 2), None], "rest": [(0, None), None]})
+    torch.testing.assert_close(result.x["amp"], torch.tensor([2.0, 3.0], dtype=D), atol=1e-6, rtol=0)
+    assert float(result.x["rest"][0]) == pytest.approx(0.0, abs=1e-7)
+    assert float(result.x["rest"][1]) == pytest.approx(9.0)
     low = minimize(fun, start, lower={"rest": [0.0, None]}, upper={"amp": torch.tensor([2.0, torch.inf], dtype=D)})
-    torch.testing.assert_close(low.x["amp"], found.x["amp"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(low.x["amp"], result.x["amp"], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("by", ["projection", "transform"])
-def test_bounds_of_a_module(by):
+def test_bounds_of_parameters_of_a_module(by):
     net = torch.nn.Linear(2, 1).double()
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[0.5, 0.5]]))
     X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=D)
     y = X @ torch.tensor([[2.0], [-1.0]], dtype=D)
-    found = minimize(lambda n: ((n(X) - y) ** 2).sum(), net, "lbfgs", bounds={"weight": (0, 1)}, bounds_by=by)
-    assert bool(((found.x.weight >= 0) & (found.x.weight <= 1)).all())
-    torch.testing.assert_close(found.x.weight.detach(), torch.tensor([[1.0, 0.0]], dtype=D), atol=1e-4, rtol=0)
+    result = minimize(lambda n: ((n(X) - y) ** 2).sum(), net, "lbfgs", bounds={"weight": (0, 1)}, bounds_by=by)
+    assert bool(((result.x.weight >= 0) & (result.x.weight <= 1)).all())
+    torch.testing.assert_close(result.x.weight.detach(), torch.tensor([[1.0, 0.0]], dtype=D), atol=1e-4, rtol=0)
 
 
 class Bounds:
@@ -190,7 +191,7 @@ def test_bounds_that_are_not_understood(bounds, match):
         minimize(_away, torch.zeros(2, dtype=D), bounds=bounds)
 
 
-def test_bounds_are_given_once():
+def test_bounds_given_twice_or_by_unknown_names_are_refused():
     with pytest.raises(TypeError, match="either"):
         minimize(_away, torch.zeros(2, dtype=D), bounds=(0, 9), lower=0.0)
     with pytest.raises(ValueError, match="does not have"):
@@ -204,12 +205,12 @@ def test_least_squares_with_the_optimum_on_a_bound():
     def residuals(p):
         return p[0] * torch.exp(-p[1] * t) + p[2] - data
 
-    found = minimize(residuals, torch.tensor([1.0, 0.5, 0.1], dtype=D), "lm", bounds=[(0, 2), (0, None), (0, 1)])
-    assert found.success
-    assert float(found.x[0]) == 2.0
-    assert found.evaluations <= 40
-    held = minimize(lambda q: residuals(torch.stack([torch.tensor(2.0, dtype=D), q[0], q[1]])), [0.5, 0.1], "lm")
-    torch.testing.assert_close(found.x[1:], held.x, atol=1e-6, rtol=0)
+    result = minimize(residuals, torch.tensor([1.0, 0.5, 0.1], dtype=D), "lm", bounds=[(0, 2), (0, None), (0, 1)])
+    assert result.success
+    assert float(result.x[0]) == 2.0
+    assert result.evaluations <= 40
+    fixed_fit = minimize(lambda q: residuals(torch.stack([torch.tensor(2.0, dtype=D), q[0], q[1]])), [0.5, 0.1], "lm")
+    torch.testing.assert_close(result.x[1:], fixed_fit.x, atol=1e-6, rtol=0)
 
 
 # ---------------------------------------------------------------------------------------------- names
@@ -221,7 +222,7 @@ def test_least_squares_with_the_optimum_on_a_bound():
      ("trust-exact", "trust-exact"), ("NewtonCG", "newton-cg"), ("LBFGS", "lbfgs"), ("LevenbergMarquardt", "lm"),
      ("TrustCG", "trust-ncg"), ("SLSQP", "sqp"), ("PolakRibiere", "cg"), ("Powell", "powell")],
 )  # fmt: skip
-def test_spellings(name, ours):
+def test_spellings_of_method_names(name, ours):
     fun = (lambda x: x) if ours == "lm" else (lambda x: (x**2).sum())
     assert minimize(fun, torch.ones(2, dtype=D), name, max_evals=200).method == ours
 
@@ -248,7 +249,7 @@ def _line(t, p):
     return p["a"] + p["b"] * t
 
 
-def test_error_bars_are_those_of_linear_regression():
+def test_standard_errors_are_those_of_linear_regression():
     t = torch.linspace(0, 1, 9, dtype=D)
     y = 1 + 2 * t + 0.1 * torch.sin(40 * t)
     fit = minimize(lambda p: _line(t, p) - y, {"a": 0.0, "b": 0.0})
@@ -266,36 +267,32 @@ def test_error_bars_are_those_of_linear_regression():
 
 def test_derivatives_are_labelled_where_x0_is():
     amp = mo.tensor(torch.tensor([1.0, 2.0], dtype=D), channel=["r", "g"])
-    found = minimize(lambda x: ((x.data - 3) ** 2 * torch.tensor([1.0, 4.0])).sum() + x.data.prod(), amp)
-    H = found.hessian()
+    result = minimize(lambda x: ((x.data - 3) ** 2 * torch.tensor([1.0, 4.0])).sum() + x.data.prod(), amp)
+    H = result.hessian()
     assert [space.name for space in H.dims] == ["channel", "channel'"]
     torch.testing.assert_close(H.data, torch.tensor([[2.0, 1.0], [1.0, 8.0]], dtype=D))
-    torch.testing.assert_close(found.covariance().data @ H.data, torch.eye(2, dtype=D), atol=1e-12, rtol=0)
-    assert found.stderr.dims == amp.dims
-    assert found.jacobian().dims == amp.dims
+    torch.testing.assert_close(result.covariance().data @ H.data, torch.eye(2, dtype=D), atol=1e-12, rtol=0)
+    assert result.stderr.dims == amp.dims
+    assert result.jacobian().dims == amp.dims
 
 
-def test_what_is_not_determined_has_an_infinite_error():
-    found = minimize(lambda x: torch.stack([x[0] + x[1] - 1, 2 * (x[0] + x[1]) - 2.1, x[0] + x[1]]), [0.0, 0.0], "lm")
-    assert bool(torch.isinf(found.stderr).all())
+def test_undetermined_parameters_have_infinite_errors():
+    result = minimize(lambda x: torch.stack([x[0] + x[1] - 1, 2 * (x[0] + x[1]) - 2.1, x[0] + x[1]]), [0.0, 0.0], "lm")
+    assert bool(torch.isinf(result.stderr).all())
 
 
-def test_a_result_without_its_function():
-    found = minimize(lambda x: ((x - 3) ** 2).sum(), torch.zeros(2, dtype=D))
-    loaded = pickle.loads(pickle.dumps(found))
-    assert torch.equal(loaded.x, found.x)
-    assert loaded.reason == found.reason
+def test_a_pickled_result_has_no_function():
+    result = minimize(lambda x: ((x - 3) ** 2).sum(), torch.zeros(2, dtype=D))
+    loaded = pickle.loads(pickle.dumps(result))
+    assert torch.equal(loaded.x, result.x)
+    assert loaded.reason == result.reason
     with pytest.raises(ValueError, match="without its function"):
         _ = loaded.stderr
 
 
-def test_nothing_of_the_compiler_is_imported_by_a_first_call(tmp_path):
-    import subprocess
-    import sys
-
+def test_a_first_call_does_not_import_the_compiler():
     program = (
         "import sys, torch, moduli as mo; mo.minimize(lambda x: (x**2).sum(), torch.ones(2)); "
         "print('torch._dynamo' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", program).strip() == "False"

@@ -1,4 +1,4 @@
-"""minimize: standard problems, points of every form, bounds, and input that can't be minimised."""
+"""`minimize`: standard problems, points of every form, bounds, reasons to stop, and errors."""
 
 import math
 import sys
@@ -63,7 +63,7 @@ def test_simple_methods_solve_a_bowl(method):
 
 
 @pytest.mark.parametrize("method", ["auto", "lm", "gn"])
-def test_vector_residuals(method):
+def test_vector_residuals_are_least_squares(method):
     result = minimize(
         lambda x: torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]]), torch.tensor([-1.2, 1.0], dtype=D), method
     )
@@ -77,7 +77,7 @@ def test_links_as_a_method():
     assert minimize(fun, x0, [m.TrustCG(m.SR1(inverse=False))], max_evals=2000).value < 1e-8
 
 
-def test_points_keep_their_form_and_x0_its_numbers():
+def test_results_have_the_form_of_x0_which_does_not_change():
     start = {"a": torch.zeros(2, dtype=D), "b": [torch.ones((), dtype=D), (torch.ones(1, 2, dtype=D),)]}
 
     def fun(p):
@@ -91,7 +91,7 @@ def test_points_keep_their_form_and_x0_its_numbers():
     assert not result.x["a"].requires_grad
 
 
-def test_a_labelled_tensor():
+def test_a_labelled_tensor_is_minimised():
     import moduli as mo
 
     axis = mo.Space(3, "i")
@@ -100,7 +100,7 @@ def test_a_labelled_tensor():
     torch.testing.assert_close(result.x.data, torch.full((3,), 2.0, dtype=D))
 
 
-def test_a_module():
+def test_a_module_is_copied_and_minimised():
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1).double()
     before = net.weight.detach().clone()
@@ -145,13 +145,13 @@ def test_bounds_with_an_active_rosenbrock():
     torch.testing.assert_close(result.x, torch.tensor([0.5, 0.25], dtype=D), atol=1e-5, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------- how it ends
+# ---------------------------------------------------------------------------------------------- reasons to stop
 
 
 def test_limits_callbacks_and_history():
     fun, x0, _ = PROBLEMS["Rosenbrock 2"]
     short = minimize(fun, x0, "lbfgs", max_evals=7)
-    assert short.evaluations in (6, 7)  # the last is kept for the gradient at the point that is returned
+    assert short.evaluations in (6, 7)  # one may be reserved for the gradient at the returned point
     assert not short.success
     assert "7 evaluations" in short.reason
     assert short.value < float(fun(x0))
@@ -165,7 +165,7 @@ def test_limits_callbacks_and_history():
     assert sorted(seen, reverse=True) == seen
 
 
-def test_progress_shows_and_changes_nothing(capsys):
+def test_progress_does_not_change_the_result():
     fun, x0, _ = PROBLEMS["Rosenbrock 2"]
     assert minimize(fun, x0, "bfgs", progress=True).value == minimize(fun, x0, "bfgs").value
 
@@ -195,7 +195,7 @@ def test_an_unbounded_function():
 
 
 @pytest.mark.parametrize("method", ["newton", "newton-cg", "gd"])
-def test_a_long_slope_is_not_taken_for_an_unbounded_one(method):
+def test_a_distant_minimum_is_not_reported_as_unbounded(method):
     result = minimize(lambda x: (x - 50.0).abs().sum(), torch.zeros(2, dtype=D), method)
     assert "unbounded" not in result.reason
     assert result.value < 1e-3
@@ -214,7 +214,7 @@ def test_regions_where_the_loss_is_not_defined_are_avoided():
     torch.testing.assert_close(result.x, torch.ones(2, dtype=D), atol=1e-7, rtol=0)
 
 
-def test_the_best_point_is_kept_when_the_function_fails():
+def test_an_error_of_the_function_is_raised():
     calls = [0]
 
     def fun(x):
@@ -244,7 +244,7 @@ def test_the_best_point_is_kept_when_the_function_fails():
         (lambda: minimize(3, torch.zeros(2, dtype=D)), TypeError, "not callable"),
     ],
 )
-def test_bad_input_is_an_error_in_a_sentence(call, error, match):
+def test_wrong_arguments_are_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()
 
@@ -257,13 +257,13 @@ def test_the_result_prints():
     assert result.gradient_norm <= 1e-8
 
 
-def test_without_gradients_a_value_that_is_lower_by_little_is_still_the_best():
+def test_a_slightly_lower_value_is_the_best_without_gradients():
     x0 = torch.tensor([0.005], dtype=torch.float64)
     assert minimize(lambda x: 1e10 + (x**2).sum(), x0, method="nelder-mead").value == 1e10
 
 
 @pytest.mark.parametrize("method", ["cg", "gd"])
-def test_an_overflow_is_called_an_overflow(method):
+def test_an_overflow_of_the_gradient_is_reported(method):
     result = minimize(lambda x: torch.exp(x**2).sum(), torch.tensor([20.0], dtype=torch.float64), method)
     assert not result.success
     assert "gradient overflows" in result.reason

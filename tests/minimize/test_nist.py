@@ -8,11 +8,11 @@ from moduli.lab.problems import NistFit, get
 from moduli.lab.problems import names as problem_names
 
 SETS = [name for name in problem_names() if name.startswith("nist-")]
-# Hundreds of evaluations: only with --all.
+# These take hundreds of evaluations, and run with --all only.
 SLOW = {("nist-bennett5", 1), ("nist-mgh10", 1), ("nist-mgh10", 2), ("nist-mgh17", 1)}
 
-# Double precision determines the certified parameters of the first two to no more digits; the steps of the last end at 7.6 to 8.3,
-# by the rounding of the processor.
+# Double precision determines the certified parameters of the first two to no more digits; steps of the last end with 7.6 to 8.3
+# digits, depending on the rounding of the processor.
 DIGITS = {"nist-enso": 6, "nist-lanczos3": 6, "nist-thurber": 7}
 
 
@@ -31,7 +31,7 @@ def test_certified_values(name, start, request):
     assert fit.method == "lm"
     assert fit.success, fit
     assert count_digits(fit.x, data.certified) >= DIGITS.get(name, 8)
-    if name == "nist-lanczos1":  # its data are the model's own values to 14 digits: what is left is rounding
+    if name == "nist-lanczos1":  # its data are values of the model with 14 digits, so the residuals are rounding errors
         assert 2 * fit.value < 1e-20
     else:
         assert 2 * fit.value == pytest.approx(data.rss, rel=1e-10)

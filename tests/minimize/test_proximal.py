@@ -1,4 +1,4 @@
-"""Proximal operators minimise what they say, and proximal methods end where the conditions of the sum hold."""
+"""Proximal operators are minimisers, and proximal methods end where the optimality conditions hold."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_the_proximal_point_is_lower_than_its_neighbours(name, seed, step):
     for size in (1e-4, 1e-2, 1.0):
         for i in range(4):
             other = x + size * numbers(4, 3, seed=seed + i)
-            # Sets are compared by the points that are in them.
+            # For sets, neighbours are projected into the set first.
             other = prox(other, step) if name in ("box", "simplex") else other
             assert total(x) <= total(other) + 1e-12
     assert total(x) <= total(0 * x) + 1e-12 or name == "simplex"
@@ -58,7 +58,7 @@ def squares(x):
 
 
 @pytest.mark.parametrize("method", ["fista", "proximal-gradient", "auto"])
-def test_the_lasso_has_its_subgradient(method):
+def test_the_lasso_meets_its_optimality_conditions(method):
     result = mo.minimize(squares, torch.zeros(20, dtype=D), method, prox=m.prox.L1Penalty(8.0))
     gradient, zero = A.T @ (A @ result.x - B), result.x == 0
     assert result.success
@@ -74,13 +74,13 @@ def test_sets_and_dictionaries_equal_other_methods():
     torch.testing.assert_close(box.x, bounded.x, rtol=0, atol=1e-6)
     start = {"w": torch.zeros(20, dtype=D), "c": torch.zeros((), dtype=D)}
     prox = {"w": m.prox.SimplexSet(), "c": None}
-    found = mo.minimize(lambda p: A @ p["w"] + p["c"] - B, start, prox=prox)
+    result = mo.minimize(lambda p: A @ p["w"] + p["c"] - B, start, prox=prox)
     sums = {"type": "eq", "fun": lambda p: p["w"].sum() - 1}
     expected = mo.minimize(
         lambda p: A @ p["w"] + p["c"] - B, start, constraints=sums, bounds={"w": (0, None), "c": (None, None)}, tol=1e-9
     )
-    torch.testing.assert_close(found.x["w"], expected.x["w"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.x["c"], expected.x["c"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.x["w"], expected.x["w"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.x["c"], expected.x["c"], rtol=0, atol=1e-5)
 
 
 def test_momentum_needs_fewer_steps_where_the_curvature_varies():
@@ -126,7 +126,7 @@ def test_the_link_ends_where_minimize_does():
     assert torch.equal(w, here)
 
 
-def test_what_can_not_be_is_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match=r"bounds are prox=m\.prox\.BoxSet"):
         mo.minimize(squares, torch.zeros(20, dtype=D), prox=m.prox.L1Penalty(1.0), lower=0.0)
     with pytest.raises(ValueError, match="'fista' or 'proximal-gradient', not 'lbfgs'"):
@@ -143,7 +143,7 @@ def test_what_can_not_be_is_refused():
         m.ProximalGradient(0.1)
 
 
-def test_a_result_with_a_penalty_says_why_it_has_no_errors():
+def test_standard_errors_with_a_penalty_are_refused():
     result = mo.minimize(
         lambda x: (x - 1).square().sum(), torch.zeros(2, dtype=torch.float64), prox=m.prox.L1Penalty(0.1)
     )

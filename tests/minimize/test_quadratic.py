@@ -1,4 +1,4 @@
-"""Quadratic programs: the conditions of Karush, Kuhn and Tucker hold, and what has no solution is reported."""
+"""Solutions of quadratic programs meet the KKT conditions, and infeasible programs are reported."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,14 @@ from moduli._minimize._quadratic import solve_quadratic
 
 
 def random_program(seed, n, equalities, inequalities):
-    """A strictly convex program with a known feasible point, at which some inequalities are active."""
+    """Return a strictly convex program with a feasible point at which some inequalities are active.
+
+    Args:
+        seed: The seed.
+        n: The number of variables.
+        equalities: The number of equations.
+        inequalities: The number of inequalities.
+    """
     rng = np.random.default_rng(seed)
     M = rng.normal(size=(n, n))
     H = M @ M.T + 0.1 * np.eye(n)

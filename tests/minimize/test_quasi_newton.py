@@ -1,4 +1,4 @@
-"""BFGS and L-BFGS in NumPy are the chains of links by those names, over every form of a point."""
+"""BFGS and L-BFGS in NumPy equal the chains of links of those names, for every form of a point."""
 
 import pathlib
 import sys
@@ -21,11 +21,11 @@ LINKS = {
 
 @pytest.mark.parametrize("method", LINKS)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_method_is_the_chain(name, method):
+def test_the_method_steps_as_the_chain(name, method):
     fun, x0, _ = PROBLEMS[name]
-    # Rounding grows along the way, so that only the first steps can be compared number by number.
+    # Rounding grows with the steps, so only the first ones are compared exactly.
     early, chain = (minimize(fun, x0, how, max_steps=8) for how in (method, LINKS[method]()))
-    assert early.evaluations == chain.evaluations - 1  # a chain evaluates the point that it returns once more
+    assert early.evaluations == chain.evaluations - 1  # a chain evaluates the returned point once more
     torch.testing.assert_close(early.x, chain.x, rtol=1e-6, atol=1e-8)
     ours, chain = minimize(fun, x0, method), minimize(fun, x0, LINKS[method]())
     assert ours.success or not chain.success
@@ -33,7 +33,7 @@ def test_the_method_is_the_chain(name, method):
 
 
 @pytest.mark.parametrize("method", LINKS)
-def test_float32_goes_as_far_as_the_chain(method):
+def test_float32_ends_where_the_chain_ends(method):
     x0 = torch.tensor([-1.2, 1.0])
     ours, chain = minimize(rosenbrock, x0, method), minimize(rosenbrock, x0, LINKS[method]())
     assert ours.success
@@ -42,17 +42,17 @@ def test_float32_goes_as_far_as_the_chain(method):
 
 
 @pytest.mark.parametrize("method", LINKS)
-def test_points_in_pieces_are_one_vector(method):
+def test_points_of_several_tensors_are_one_vector(method):
     x0 = torch.tensor([-1.2, 1.0, 0.5, 2.0], dtype=torch.float64)
 
-    def in_pieces(p):
+    def join(p):
         return rosenbrock(torch.cat([p["a"].reshape(1), p["b"].reshape(-1)])) + 0 * p["unused"].sum().detach()
 
-    pieces = {"a": x0[0], "b": x0[1:].reshape(3, 1), "unused": torch.ones(2, dtype=torch.float64)}
-    one, several = minimize(rosenbrock, x0, method), minimize(in_pieces, pieces, method)
+    parts = {"a": x0[0], "b": x0[1:].reshape(3, 1), "unused": torch.ones(2, dtype=torch.float64)}
+    one, several = minimize(rosenbrock, x0, method), minimize(join, parts, method)
     assert several.evaluations == one.evaluations
     torch.testing.assert_close(torch.cat([several.x["a"].reshape(1), several.x["b"].reshape(-1)]), one.x)
-    assert torch.equal(several.x["unused"], pieces["unused"])
+    assert torch.equal(several.x["unused"], parts["unused"])
     assert torch.equal(x0, torch.tensor([-1.2, 1.0, 0.5, 2.0], dtype=torch.float64))
 
 
@@ -81,9 +81,9 @@ def test_a_module_that_is_minimised_under_no_grad():
     torch.testing.assert_close(result.x.weight.data, torch.tensor([[2.0, -1.0]], dtype=torch.float64))
 
 
-def test_large_and_mixed_points_are_left_to_the_chain(monkeypatch):
+def test_large_and_mixed_points_use_the_chain(monkeypatch):
     def refuse(*args, **settings):
-        raise AssertionError("the chain is for these")
+        raise AssertionError("these points need the chain")
 
     monkeypatch.setattr("moduli._minimize._loop.run_quasi_newton", refuse)
     several = [torch.ones(2), torch.ones(2, dtype=torch.float64)]

@@ -1,4 +1,4 @@
-"""Correlations, confidence intervals, tables and pictures of results."""
+"""Correlations, confidence intervals, tables and plots of results."""
 
 import builtins
 import math
@@ -26,7 +26,7 @@ def as_vector(form):
     return torch.stack([form[name] for name in ("height", "rate", "floor")])
 
 
-def test_correlations_are_the_covariance_in_units_of_the_errors():
+def test_correlations_are_scaled_covariances():
     fit = mo.curve_fit(model, T, Y)
     covariance, correlation = fit.covariance(), fit.correlation()
     for a in fit.x:
@@ -36,8 +36,8 @@ def test_correlations_are_the_covariance_in_units_of_the_errors():
             assert float(correlation[a][b]) == pytest.approx(float(expected), rel=1e-12)
     loose = mo.minimize(lambda p: p[0] + p[1] + p[2] * T - Y, torch.zeros(3, dtype=D), bounds=[(None, None)] * 3)
     assert loose.correlation()[0, 1].isnan()
-    held = mo.curve_fit(model, T, Y, [1.0, 1.3, 0.0], bounds={"rate": (1.3, 1.3)})
-    assert float(held.correlation()["rate"]["floor"]) == 0.0
+    fixed_fit = mo.curve_fit(model, T, Y, [1.0, 1.3, 0.0], bounds={"rate": (1.3, 1.3)})
+    assert float(fixed_fit.correlation()["rate"]["floor"]) == 0.0
 
 
 @given(st.floats(0.01, 0.9999), st.sampled_from([1, 2, 3, 7, 30, 500, math.inf]))
@@ -53,9 +53,9 @@ def test_intervals_by_t():
     reach = find_t_quantile(0.95, len(T) - 3)
     torch.testing.assert_close(as_vector(high) - as_vector(fit.x), reach * as_vector(fit.stderr))
     torch.testing.assert_close(as_vector(fit.x) - as_vector(low), reach * as_vector(fit.stderr))
-    known = mo.curve_fit(model, T, Y, sigma=0.1, absolute_sigma=True)
-    low, high = known.confidence_interval()
-    torch.testing.assert_close(as_vector(high) - as_vector(low), 2 * 1.959963984540054 * as_vector(known.stderr))
+    known_sigma = mo.curve_fit(model, T, Y, sigma=0.1, absolute_sigma=True)
+    low, high = known_sigma.confidence_interval()
+    torch.testing.assert_close(as_vector(high) - as_vector(low), 2 * 1.959963984540054 * as_vector(known_sigma.stderr))
 
 
 def test_profiles_of_a_linear_model_are_the_intervals_by_t():
@@ -65,14 +65,16 @@ def test_profiles_of_a_linear_model_are_the_intervals_by_t():
 
 
 @pytest.mark.parametrize("sigma", [None, 0.05])
-def test_profiles_end_where_the_least_sum_of_squares_has_grown(sigma):
+def test_profiles_end_where_the_minimal_sum_of_squares_reaches_its_threshold(sigma):
     fit = mo.curve_fit(model, T, Y, sigma=sigma, absolute_sigma=sigma is not None)
     freedom = math.inf if sigma else len(T) - 3
     grown = find_t_quantile(0.975, freedom) ** 2 * (0.5 if sigma else fit.value / freedom)
     for ends in fit.confidence_interval(by="profile"):
         for name, end in ends.items():
-            held = mo.curve_fit(model, T, Y, {**fit.x, name: end}, sigma=sigma, bounds={name: (float(end), float(end))})
-            assert held.value - fit.value == pytest.approx(grown, rel=1e-5)
+            fixed_fit = mo.curve_fit(
+                model, T, Y, {**fit.x, name: end}, sigma=sigma, bounds={name: (float(end), float(end))}
+            )
+            assert fixed_fit.value - fit.value == pytest.approx(grown, rel=1e-5)
 
 
 def test_profiles_are_those_of_lmfit():
@@ -94,7 +96,7 @@ def test_profiles_of_a_likelihood_at_bounds_and_without_limits():
     bounded = mo.curve_fit(model, T, Y, bounds={"floor": (0.45, 9.0)})
     low, _ = bounded.confidence_interval(by="profile")
     assert float(low["floor"]) == pytest.approx(0.45)
-    # exp(-p) near zero: the data say how small it is, and not how large p is.
+    # For exp(-p) near zero the data bound p from below only.
     noise = 0.1 * torch.cos(math.pi * torch.arange(24, dtype=D)) + 0.01
     open_above = mo.minimize(lambda p: torch.exp(-p[0]) - noise, torch.ones(1, dtype=D))
     low, high = open_above.confidence_interval(by="profile")
@@ -111,7 +113,7 @@ def test_profiles_of_a_likelihood_at_bounds_and_without_limits():
         (lambda fit: pickle.loads(pickle.dumps(fit)).report(), "without its function"),
     ],
 )
-def test_what_has_no_interval(call, match):
+def test_results_without_an_interval_are_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call(mo.curve_fit(model, T, Y))
     constrained = mo.minimize(
@@ -154,7 +156,7 @@ def test_tables_name_numbers_by_their_labels():
     assert "loss" in loss.report()
 
 
-def test_pictures():
+def test_plots_show_data_model_and_residuals():
     pytest.importorskip("matplotlib")
     fit = mo.curve_fit(model, T, Y, sigma=0.1)
     above, below = fit.plot().axes
@@ -169,7 +171,7 @@ def test_pictures():
     np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [value for _, value in loss.history])
 
 
-def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch):
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""One process of three: two train a model in pieces, the third trains it alone, and each goes on from what the others saved."""
+"""Run one process of three: two train a sharded model, the third an ordinary one, and each loads what the others saved."""
 
 import sys
 import time
@@ -28,14 +28,14 @@ CHAINS = {
     "soap": lambda: [m.SOAP(), m.LR(0.05)],
     "muon": lambda: [presets.muon(lr=0.05)],
     "prodigy": lambda: [m.Prodigy(d0=0.01), m.LR(1.0)],
-    # What a first step with gradients of zeros, as torch's checkpoints make it, can't do, or would move parameters by.
+    # torch's checkpoints take a first step with zero gradients: these chains would fail in it, or move parameters by it.
     "lbfgs": lambda: [m.LBFGS(), m.StrongWolfe()],
     "sam": lambda: [m.SAM(), m.Adam(), m.LR(0.05)],
     "adafactor": lambda: [m.Adafactor(), m.LR(0.05)],
     "decay": lambda: [m.WeightDecay(0.1), m.Normalize(), m.LR(lambda step: 0.05)],
-    "averaged": lambda: [m.Averaging(3), m.LR(0.05)],  # keeps a deque of pieces
+    "averaged": lambda: [m.Averaging(3), m.LR(0.05)],  # stores a deque of local shards
 }
-# FSDP1 has no shapes, so that links on whole tensors are refused there.
+# Under FSDP1 parameters have no shapes, so links that need whole tensors are refused.
 FLAT = ["clip", "prodigy"]
 PAIR = 2
 
@@ -56,7 +56,7 @@ def start(kind, name):
 
 
 def train(model, opt):
-    """The same data in every process: what is compared is what was saved."""
+    """Make three steps on the same data in every process, so that runs differ only by what was loaded."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 4, dtype=torch.float64, generator=generator)
     for _ in range(3):
@@ -64,7 +64,8 @@ def train(model, opt):
     opt.zero_grad()
 
 
-def full(model):
+def gather_params(model):
+    """Return whole copies of all parameters."""
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model):
             return [param.detach().clone() for param in model.parameters()]
@@ -72,21 +73,36 @@ def full(model):
 
 
 def states(model, opt):
+    """Return the state dicts of the model and the optimizer, as torch.distributed.checkpoint takes them."""
     return {"model": get_model_state_dict(model), "opt": get_optimizer_state_dict(model, opt)}
 
 
 def save(kind, name, folder):
-    """Train, save, and go on: that is what those who load are compared with."""
+    """Train, save a checkpoint, train on, and save the parameters that runs from the checkpoint must reach.
+
+    Args:
+        kind: "plain", "fsdp1" or "fsdp2".
+        name: The chain.
+        folder: The directory of all checkpoints.
+    """
     model, opt = start(kind, name)
-    states(model, opt)  # of an optimizer that never stepped: it begins as if nothing had been asked
+    states(model, opt)  # querying the state before the first step must not change the run
     train(model, opt)
     dcp.save(states(model, opt), checkpoint_id=folder / kind / name)
     train(model, opt)
-    torch.save(full(model), folder / kind / f"{name}.pt")
+    torch.save(gather_params(model), folder / kind / f"{name}.pt")
 
 
 def load(kind, name, folder, saved, expected=None):
-    """Load into an optimizer that never stepped."""
+    """Load a checkpoint into an optimizer that never stepped; return a list of differences after more steps.
+
+    Args:
+        kind: How the model is wrapped here.
+        name: The chain.
+        folder: The directory of all checkpoints.
+        saved: The kind of the checkpoint.
+        expected: The kind whose parameters must be reached, if it is not `saved`.
+    """
     model, opt = start(kind, name)
     state = states(model, opt)
     dcp.load(state, checkpoint_id=folder / saved / name)
@@ -96,15 +112,24 @@ def load(kind, name, folder, saved, expected=None):
 
 
 def go_on(model, opt, expected, what):
+    """Train on and return a list of differences from the saved run.
+
+    Args:
+        model: The model.
+        opt: Its optimizer.
+        expected: The file with the parameters to reach.
+        what: The name of the check.
+    """
     problems = [] if opt.current_step == 3 else [f"{what}: step {opt.current_step}"]
     train(model, opt)
     expected = torch.load(expected, weights_only=True)
-    away = max(float((a - b).abs().max()) for a, b in zip(full(model), expected, strict=True))
+    pairs = zip(gather_params(model), expected, strict=True)
+    away = float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())  # NaN if any difference is
     return problems + ([] if away < 1e-9 else [f"{what}: {away:.1e} away from the run that was saved"])
 
 
 def pass_on(name, folder):
-    """Load what two processes saved, and save it as one."""
+    """Load in one process the checkpoint of two, save it again, and return a list of differences after more steps."""
     model, opt = start("plain", name)
     state = states(model, opt)
     dcp.load(state, checkpoint_id=folder / "fsdp2" / name)
@@ -115,7 +140,7 @@ def pass_on(name, folder):
 
 
 def use_whole_states(name, folder):
-    """Options of torch: whole tensors in memory, and a flattened state, which has no place for what is no tensor."""
+    """Check torch's options: `full_state_dict` resumes; a flattened state, which holds tensors only, is refused."""
     whole, flat = StateDictOptions(full_state_dict=True), StateDictOptions(flatten_optimizer_state_dict=True)
     model, opt = start("fsdp2", name)
     train(model, opt)
@@ -135,15 +160,18 @@ def use_whole_states(name, folder):
 
 
 def use_fsdp1(name, folder):
-    """FSDP1's own functions, on shards: whole tensors on the CPU are wrong, of torch's optimizers too (one buffer for all)."""
+    """Check FSDP1's functions on sharded state dicts.
+
+    Its full state dicts on the CPU are wrong for torch's optimizers too: they share one buffer.
+    """
     model, opt = start("fsdp1", name)
     train(model, opt)
     other, again = start("fsdp1", name)
     for each in (model, other):
         FullyShardedDataParallel.set_state_dict_type(each, StateDictType.SHARDED_STATE_DICT)
-    values, found = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, opt)
+    values, state = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, opt)
     other.load_state_dict(values)
-    again.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(other, again, found))
+    again.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(other, again, state))
     return go_on(other, again, folder / "fsdp1" / f"{name}.pt", f"{name}, optim_state_dict")
 
 
@@ -174,7 +202,7 @@ def run_pair(rank, store, folder, collect):
     for name in CHAINS:
         collect(load, "fsdp2", name, folder, "plain")
         collect(load, "fsdp2", name, folder, "again", "fsdp2")
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 def run_alone(folder, collect):
@@ -191,13 +219,13 @@ def run_alone(folder, collect):
 def main(rank, count, store, folder, out):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found = []
+    problems = []
 
     def collect(check, *arguments):
         try:
-            found.extend(check(*arguments))
-        except Exception:  # noqa: BLE001 - it is reported
-            found.append(f"{check.__name__} {arguments}: {traceback.format_exc()}")
+            problems.extend(check(*arguments))
+        except Exception:  # noqa: BLE001 - reported to the test
+            problems.append(f"{check.__name__} {arguments}: {traceback.format_exc()}")
 
     folder = Path(folder)
     for kind in ("plain", "fsdp1", "fsdp2"):
@@ -206,7 +234,7 @@ def main(rank, count, store, folder, out):
         run_pair(int(rank), store, folder, collect)
     else:
         run_alone(folder, collect)
-    Path(out).write_text(repr(found))
+    Path(out).write_text(repr(problems))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One process of two: trains a model under DistributedDataParallel and writes what it found."""
+"""Run one process of two: train a model under DistributedDataParallel and save parameters, losses and errors."""
 
 import sys
 from pathlib import Path
@@ -18,18 +18,18 @@ def links(kind):
         return [m.Adam(), m.LR(0.05)]
     if kind == "lbfgs":
         return [m.LBFGS(), m.StrongWolfe()]
-    return [Half(4.0), Backtrack()]  # a step so long that it has to be cut
+    return [Half(4.0), Backtrack()]  # a step so long that the search must shorten it
 
 
 def main(rank, store, out, kinds):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found = {}
+    results = {}
     for kind in kinds:
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
         model = torch.nn.parallel.DistributedDataParallel(net)
-        # Each process sees other data, of other size: by themselves they would decide differently.
+        # Each process has different data at a different scale: on their own they would take different decisions.
         generator = torch.Generator().manual_seed(rank)
         x = torch.randn(8, 3, dtype=torch.float64, generator=generator) * (1 + 3 * rank)
         y = x.sum(1, keepdim=True).sin() * (1 + rank)
@@ -38,7 +38,7 @@ def main(rank, store, out, kinds):
         for _ in range(6):
             loss = opt.step(mo.closure(lambda: ((model(x) - y) ** 2).mean()))
             losses.append(float(loss))
-        found[kind] = {
+        results[kind] = {
             "params": [p.detach() for p in net.parameters()],
             "losses": losses,
             "evaluations": opt.num_evaluations,
@@ -47,14 +47,14 @@ def main(rank, store, out, kinds):
     try:
         mo.Optimizer(alone, Half(), Backtrack())
     except optim.ChainError as error:
-        found["refused"] = str(error)
+        results["refused"] = str(error)
     own = mo.Optimizer(alone, Half(), Backtrack(), reduce=None)
     own.step(mo.closure(lambda: (alone.weight**2).sum()))
     total = mo.Optimizer([torch.nn.Parameter(torch.ones(1))], Half(), Backtrack(), reduce="sum")
     (w,) = total.param_groups[0]["params"]
-    found["sum"] = float(total.step(mo.closure(lambda: (w * (1 + rank)).sum())))
-    torch.save(found, out)
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+    results["sum"] = float(total.step(mo.closure(lambda: (w * (1 + rank)).sum())))
+    torch.save(results, out)
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small links that do one thing each, so that tests of the core need none of the catalogue."""
+"""Small links that do one thing each, so that tests of the core do not depend on `moduli.m`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""One process of two. Every check compares with one process that has all the data; what differs is written down."""
+"""Run one process of two: every check returns a list of differences from one process that has all the data."""
 
 import copy
 import os
@@ -7,20 +7,19 @@ import traceback
 import warnings
 from pathlib import Path
 
-import sharded_values
 import torch
 import torch.distributed as dist
+from sharded_values import CHECKS, check, find_largest, full
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import moduli as mo
 from moduli import m, optim, presets
 
-CHECKS = []
 STEPS = 3
-# Each forms a matrix from the residuals of a process: refused.
+# These form a matrix from the residuals of one process, so they are refused.
 REFUSED = {"gauss_newton", "levenberg_marquardt"}
-# Of each kind one: pointwise, matrices, closures, products with the Hessian, averages, estimates, refused.
+# One preset of each kind: pointwise, matrices, closures, Hessian-vector products, averages, estimates, refused.
 QUICK = {
     *REFUSED,
     "adafactor",
@@ -47,11 +46,6 @@ MORE = {
 }
 
 
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
@@ -72,24 +66,25 @@ def train(model, make, x, y, **options):
 
 
 def compare(rank, make):
-    """How far two processes are from one with the data of both, and from each other."""
-    torch.manual_seed(100 + rank)  # as programs do that seed their data loaders
-    losses, found = train(DistributedDataParallel(network()), make, *data(rank))
+    """Return differences between the two processes, and from one process with the data of both."""
+    torch.manual_seed(100 + rank)  # a different seed in each process, as in programs that seed their data loaders
+    losses, params = train(DistributedDataParallel(network()), make, *data(rank))
     torch.manual_seed(100)
     parts = [data(other) for other in range(2)]
     expected_losses, expected = train(
         network(), make, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), reduce=None
     )
-    first = [param.clone() for param in found]
+    first = [param.clone() for param in params]
     for param in first:
         dist.broadcast(param, 0)
-    apart = max(float((a - b).abs().max()) for a, b in zip(found, first, strict=True))
-    away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
-    moved = max(float((a - b).abs().max()) for a, b in zip(found, network().state_dict().values(), strict=True))
+    apart = find_largest([(a - b).abs().max() for a, b in zip(params, first, strict=True)])
+    away = find_largest([(a - b).abs().max() / (1 + b.abs().max()) for a, b in zip(params, expected, strict=True)])
+    start = network().state_dict().values()
+    moved = find_largest([(a - b).abs().max() for a, b in zip(params, start, strict=True)])
     problems = []
-    if apart > 0:
+    if apart != 0:
         problems.append(f"processes are {apart:.1e} apart")
-    if away > 1e-9:
+    if not away <= 1e-9:
         problems.append(f"{away:.1e} away from one process; losses {losses} for {expected_losses}")
     if moved == 0:
         problems.append("nothing moved")
@@ -98,7 +93,7 @@ def compare(rank, make):
 
 @check
 def every_preset_under_ddp(rank):
-    # muonclip wants the attention layers of its model. `--all` runs every other preset.
+    # muonclip needs the attention layers of its model. `--all` runs every other preset.
     names = [name for name in presets.__all__ if name != "muonclip"]
     if "MODULI_ALL" not in os.environ:
         names = [name for name in names if name in QUICK]
@@ -106,14 +101,14 @@ def every_preset_under_ddp(rank):
     problems = []
     for name, make in {**rows, **MORE}.items():
         try:
-            found = compare(rank, make)
+            differences = compare(rank, make)
         except optim.ChainError as error:
-            found = [] if name in REFUSED and "residuals" in str(error) else [f"refused: {error}"]
-        except Exception as error:  # noqa: BLE001 - it is reported
-            found = [repr(error)]
+            differences = [] if name in REFUSED and "residuals" in str(error) else [f"refused: {error}"]
+        except Exception as error:  # noqa: BLE001 - reported to the test
+            differences = [repr(error)]
         else:
-            found += ["was not refused"] if name in REFUSED else []
-        problems += [f"{name}: {what}" for what in found]
+            differences += ["was not refused"] if name in REFUSED else []
+        problems += [f"{name}: {what}" for what in differences]
     return problems
 
 
@@ -131,10 +126,6 @@ class Labelled(nn.Module):
 
     def forward(self, x):
         return mo.tensor(self.head(self.body(x).tanh()), "b out")
-
-
-def full(param):
-    return (param.full_tensor() if hasattr(param, "full_tensor") else param).detach()
 
 
 def labelled_loss(model, x):
@@ -159,8 +150,8 @@ def train_labelled(model, opt, rank):
         opt.step()
 
 
-def differing(found, expected, what):
-    away = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True) if b.numel())
+def differing(params, expected, what):
+    away = find_largest([(a - b).abs().max() for a, b in zip(params, expected, strict=True) if b.numel()])
     return [] if away < 1e-9 else [f"{what}: {away:.1e} away from one process"]
 
 
@@ -192,7 +183,7 @@ def labelled_outputs_with_unused_parameters(rank):
 
 
 @check
-def populations_are_shared_only_when_told_how(rank):
+def populations_are_not_sharded_implicitly(rank):
     pop = mo.Population.of(network(), 3)
     problems = []
     try:
@@ -203,7 +194,7 @@ def populations_are_shared_only_when_told_how(rank):
             problems.append(str(error))
     try:
         mo.Optimizer(pop, m.Adam(), m.LR(0.1))
-        problems.append("accepted without a word about the processes")
+        problems.append("accepted without `reduce` or a shard")
     except optim.ChainError as error:
         if "pop.shard(mesh)" not in str(error):
             problems.append(str(error))
@@ -219,7 +210,7 @@ def populations_are_shared_only_when_told_how(rank):
 
 @check
 def a_plain_closure_is_averaged(rank):
-    """Without backward in it, the optimizer differentiates what it returns."""
+    """The optimizer differentiates the returned loss if the closure does not call backward."""
     model = DistributedDataParallel(network())
     x, y = data(rank)
     opt = mo.Optimizer(model, m.LR(0.1))
@@ -233,31 +224,31 @@ def a_plain_closure_is_averaged(rank):
 
 
 @check
-def shards_beside_whole_parameters(rank):
+def sharded_beside_whole_parameters_step_alike(rank):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2,))
 
-    def laid(tensor, sharded):
+    def place(tensor, sharded):
         return distribute_tensor(tensor, mesh, [Shard(0)]) if sharded else tensor
 
     def run(make, sharded):
         generator = torch.Generator().manual_seed(0)
-        # Of some pieces a process has none; a number, as the scale of a norm, stays whole.
+        # Some shards are empty in one process; vectors and scalars (a norm's scale) stay whole.
         shapes = [(5, 3), (1, 3), (3, 2, 2), (0, 3), (1,), (5,), ()]
-        pieces = [sharded and len(shape) > 1 for shape in shapes]
+        cuts = [sharded and len(shape) > 1 for shape in shapes]
         draws = [[torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes] for _ in range(4)]
-        params = [nn.Parameter(laid(value.clone(), cut)) for value, cut in zip(draws[0], pieces, strict=True)]
+        params = [nn.Parameter(place(value.clone(), cut)) for value, cut in zip(draws[0], cuts, strict=True)]
         opt = mo.Optimizer(params, *make(), **({} if sharded else {"reduce": None}))
         for grads in draws[1:]:
-            for param, grad, cut in zip(params, grads, pieces, strict=True):
-                param.grad = laid(grad, cut)
+            for param, grad, cut in zip(params, grads, cuts, strict=True):
+                param.grad = place(grad, cut)
             opt.step()
         again = mo.Optimizer(params, *make(), **({} if sharded else {"reduce": None}))
         again.load_state_dict(opt.state_dict())
-        for param, grad, cut in zip(params, draws[0], pieces, strict=True):
-            param.grad = laid(grad, cut)
+        for param, grad, cut in zip(params, draws[0], cuts, strict=True):
+            param.grad = place(grad, cut)
         again.step()
         return [full(param) for param in params]
 
@@ -277,7 +268,7 @@ def shards_beside_whole_parameters(rank):
 
 
 class NormalizedSOAP(mo.Optimizer):
-    """As ZeroRedundancyOptimizer wants it: a class whose links are known."""
+    """An optimizer class with fixed links, as ZeroRedundancyOptimizer takes."""
 
     links = (m.Normalize, m.SOAP)
 
@@ -290,7 +281,7 @@ class OnlySOAP(NormalizedSOAP):
 
 
 @check
-def shares_of_zero_are_not_taken_for_all_parameters(rank):
+def links_over_all_parameters_are_refused_in_zero_redundancy(rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     try:
@@ -306,7 +297,7 @@ def shares_of_zero_are_not_taken_for_all_parameters(rank):
 
 
 @check
-def pieces_that_several_hold_are_refused_without_the_module(rank):
+def replicated_flat_shards_are_refused(rank):
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     def wrap(strategy):
@@ -316,20 +307,20 @@ def pieces_that_several_hold_are_refused_without_the_module(rank):
 
     mo.Optimizer(wrap(ShardingStrategy.FULL_SHARD).parameters(), m.Adam(), m.LR(0.1))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch would rather have DistributedDataParallel
+        warnings.simplefilter("ignore", FutureWarning)  # torch recommends DistributedDataParallel instead
         whole = wrap(ShardingStrategy.NO_SHARD)
     problems = []
-    for given, says in ((whole.parameters(), "the module itself"), (whole, "NO_SHARD")):
+    for params, says in ((whole.parameters(), "the module itself"), (whole, "NO_SHARD")):
         try:
-            mo.Optimizer(given, m.ClipNorm(1.0), m.LR(0.1))
-            problems.append("pieces that all processes hold were not refused")
+            mo.Optimizer(params, m.ClipNorm(1.0), m.LR(0.1))
+            problems.append("shards that all processes hold were not refused")
         except optim.ChainError as error:
             problems += [] if says in str(error) else [str(error)]
     return problems
 
 
 @check
-def files_of_several_processes(rank):
+def files_of_two_processes_resume(rank):
     import tempfile
 
     problems = []
@@ -350,7 +341,7 @@ def files_of_several_processes(rank):
 
 
 @check
-def optimizers_of_models_in_pieces_are_not_copied(rank):
+def optimizers_of_sharded_models_are_not_copied(rank):
     from torch.distributed.fsdp import fully_shard
 
     sharded = network()
@@ -373,14 +364,14 @@ def train_plain(net, opt):
 def main(rank, count, store, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=int(count))
-    found = {}
-    for function in [*CHECKS, *sharded_values.CHECKS]:
+    problems = {}
+    for function in CHECKS:
         try:
-            found[function.__name__] = function(rank)
-        except Exception:  # noqa: BLE001 - it is reported
-            found[function.__name__] = [traceback.format_exc()]
-    Path(out).write_text(repr(found))
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+            problems[function.__name__] = function(rank)
+        except Exception:  # noqa: BLE001 - reported to the test
+            problems[function.__name__] = [traceback.format_exc()]
+    Path(out).write_text(repr(problems))
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Chains whose state was saved by moduli 0.2, in `saved_by_0_2`: what they train, and how the files were made.
+"""Define the chains whose state moduli 0.2 saved in `saved_by_0_2`, and the program that wrote the files.
 
-Run as a program it writes the files with the moduli that is installed: `python tests/optim/saved_cases.py FOLDER`.
+Run as a program, it writes the files with the installed moduli: `python tests/optim/saved_cases.py FOLDER`.
 """
 
 import copy
@@ -21,7 +21,7 @@ INPUTS = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
 
 
 class Noise(TensorTransform):
-    """Adds numbers of a generator of its own."""
+    """Adds random numbers from the link's own generator."""
 
     def __init__(self, seed):
         super().__init__({})
@@ -33,7 +33,7 @@ class Noise(TensorTransform):
 
 
 class Inside(Module):
-    """Runs its child on the update as one row."""
+    """Runs its child on each update reshaped to one row."""
 
     def __init__(self, inner):
         super().__init__()
@@ -82,7 +82,13 @@ CASES = {
 
 
 def train(model, opt, steps=STEPS):
-    """Make steps, and return all parameters."""
+    """Make steps and return copies of all parameters.
+
+    Args:
+        model: The model or population.
+        opt: Its optimizer.
+        steps: The number of steps.
+    """
     population = isinstance(model, mo.Population)
 
     def loss():
@@ -97,7 +103,13 @@ def train(model, opt, steps=STEPS):
 
 
 def read_state(folder, name, portable=False):
-    """The parameters at the time of saving, the state dict, and the parameters after more steps."""
+    """Return a dict with the parameters when saved, the state dict, and the parameters after more steps.
+
+    Args:
+        folder: The directory of the files.
+        name: The case.
+        portable: Whether state is saved by position, as torch.distributed.checkpoint needs.
+    """
     packed = gzip.decompress((folder / f"{name}{'.portable' * portable}.pt.gz").read_bytes())
     return torch.load(io.BytesIO(packed), weights_only=True)
 
@@ -112,13 +124,13 @@ def write_all(folder):
     for name, start in CASES.items():
         model, opt = start()
         before = train(model, opt)
-        state = copy.deepcopy(opt.state_dict())  # its tensors are those of the optimizer
+        state = copy.deepcopy(opt.state_dict())  # copied, because its tensors are those of the optimizer
         part = {"population": model} if isinstance(model, mo.Population) else {"module": model}
         mo.save(folder / "file", **part, optimizer=opt, rng=False)
         (folder / f"{name}.safetensors.gz").write_bytes(gzip.compress((folder / "file").read_bytes(), mtime=0))
         (folder / "file").unlink()
         write_state(folder, name, {"before": before, "state": state, "after": train(model, opt)})
-    import torch.distributed.checkpoint.state_dict  # noqa: F401 - from here on states are by position
+    import torch.distributed.checkpoint.state_dict  # noqa: F401 - importing it makes state dicts go by position
 
     for name in ("adam", "averaged", "noise"):
         model, opt = CASES[name]()

@@ -1,4 +1,4 @@
-"""Checks of one process of two: models in pieces (FSDP2, tensor parallel) are values, with the numbers of whole ones."""
+"""Check in one process of two that sharded models (FSDP2, tensor parallel) compute what whole models compute."""
 
 import functools
 import operator
@@ -17,19 +17,20 @@ KINDS = ("fsdp2", "tp")
 
 
 def check(function):
+    """Register a check: a function of the rank that returns a list of differences."""
     CHECKS.append(function)
     return function
 
 
 @functools.cache
 def mesh():
-    """One for all checks: each new one starts threads that never end."""
+    """Return one mesh for all checks: each new one starts threads that never end."""
     return dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 
 
 def network(seed):
     torch.manual_seed(seed)
-    # Of the last layer one process of two holds nothing.
+    # The last layer has one row, so its shard in one of the two processes is empty.
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 1)).double()
 
 
@@ -47,6 +48,7 @@ def wrap(kind, net):
 
 
 def full(tensor):
+    """Return a tensor, gathered if it is a DTensor, without its graph."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
@@ -55,25 +57,31 @@ def models(kind, count):
 
 
 def values(model):
+    """Return the whole tensors of a model or a state dict, by name."""
     named = model.items() if isinstance(model, dict) else model.named_parameters()
     return {name: full(tensor) for name, tensor in named}
 
 
-def differ(found, expected, what):
-    if not isinstance(found, dict):
-        found, expected = {"": full(torch.as_tensor(found))}, {"": full(torch.as_tensor(expected))}
-    if list(found) != list(expected):
-        return [f"{what}: names {list(found)} for {list(expected)}"]
-    away = max(float((found[name] - expected[name]).abs().max() / (1 + expected[name].abs().max())) for name in found)
+def find_largest(numbers):
+    """Return the largest of some 0-d tensors as a float, and NaN if one of them is NaN."""
+    return float(torch.stack(numbers).max())
+
+
+def differ(result, expected, what):
+    if not isinstance(result, dict):
+        result, expected = {"": full(torch.as_tensor(result))}, {"": full(torch.as_tensor(expected))}
+    if list(result) != list(expected):
+        return [f"{what}: names {list(result)} for {list(expected)}"]
+    away = find_largest([(result[name] - to).abs().max() / (1 + to.abs().max()) for name, to in expected.items()])
     return [] if away < 1e-9 else [f"{what}: {away:.1e} away from one process"]
 
 
 def placed_like(result, like, what):
-    kept = [
+    same = [
         getattr(a, "placements", None) == getattr(b, "placements", None)
         for a, b in zip(result.parameters(), like.parameters(), strict=True)
     ]
-    return [] if all(kept) else [f"{what}: the result is placed otherwise"]
+    return [] if all(same) else [f"{what}: the result is placed otherwise"]
 
 
 def draws(seed):
@@ -114,16 +122,16 @@ NUMBERS = {
 
 
 @check
-def arithmetic_of_models_in_pieces(rank):
+def arithmetic_of_sharded_models(rank):
     problems = []
     for kind in KINDS:
-        pieces, plain = models(kind, 3), models("plain", 3)
+        sharded, plain = models(kind, 3), models("plain", 3)
         for name, act in EXPRESSIONS.items():
-            found = act(*pieces)
-            problems += differ(values(found), values(act(*plain)), f"{kind} {name}")
-            problems += placed_like(found, pieces[0], f"{kind} {name}")
+            result = act(*sharded)
+            problems += differ(values(result), values(act(*plain)), f"{kind} {name}")
+            problems += placed_like(result, sharded[0], f"{kind} {name}")
         for name, act in NUMBERS.items():
-            problems += differ(act(*pieces[:2]), act(*plain[:2]), f"{kind} {name}")
+            problems += differ(act(*sharded[:2]), act(*plain[:2]), f"{kind} {name}")
     return problems
 
 
@@ -140,29 +148,29 @@ IN_PLACE = {
 
 @check
 def changes_in_place_keep_wrapped_models_training(rank):
-    """The model stays wrapped, its parameters stay the objects that the optimizer knows, also between forward and step."""
+    """In-place arithmetic between forward and step keeps the wrapping and the parameters that the optimizer has."""
     problems = []
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for kind in KINDS:
         for name, act in IN_PLACE.items():
-            found = []
+            trained = []
             for which in (kind, "plain"):
                 a, b = models(which, 2)
                 opt = mo.Optimizer(a, m.Adam(), m.LR(0.1))
-                a(x).sum().item()  # FSDP2 shows whole parameters of the root after it
+                a(x).sum().item()  # after it FSDP2 leaves the root's parameters unsharded
                 act(a, b)
                 for _ in range(2):
                     opt.zero_grad()
                     a(x).square().mean().backward()
                     opt.step()
-                found.append(values(a))
-            problems += differ(*found, f"{kind} {name}")
+                trained.append(values(a))
+            problems += differ(*trained, f"{kind} {name}")
     return problems
 
 
 @check
 def results_are_values(rank):
-    """A result is not wrapped by FSDP2 itself: it is combined, measured, and loaded into a model that is."""
+    """The result of arithmetic is not wrapped by FSDP2, but it can be added to, and loaded into, a model that is."""
     problems = []
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for kind in KINDS:
@@ -183,7 +191,7 @@ def results_are_values(rank):
 
 
 @check
-def other_pieces_are_refused(rank):
+def models_sharded_differently_are_refused(rank):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     problems = []
@@ -207,7 +215,7 @@ def other_pieces_are_refused(rank):
         except ValueError as error:
             if "0.weight" not in str(error):
                 problems.append(f"{what}: {error}")
-    problems += differ(values(a), values(network(0)), "what was refused has changed nothing")
+    problems += differ(values(a), values(network(0)), "a refused operation has changed values")
     return problems
 
 
@@ -230,18 +238,20 @@ RECIPES = {
 
 
 @check
-def merges_of_models_in_pieces(rank):
+def merges_of_sharded_models(rank):
     problems = []
     for kind in KINDS:
-        pieces, plain = models(kind, 3), models("plain", 3)
+        sharded, plain = models(kind, 3), models("plain", 3)
         for name, act in RECIPES.items():
             expected = act(*plain)
-            problems += differ(values(act(*pieces)), values(expected), f"{kind} {name}")
-            found = act(*(model.state_dict() for model in pieces))
-            problems += differ(values(found), values(expected), f"{kind} {name} of state dicts")
-        mixed = merge.lerp(pieces[0].state_dict(), plain[1].state_dict(), 0.3)  # the first decides
+            problems += differ(values(act(*sharded)), values(expected), f"{kind} {name}")
+            merged = act(*(model.state_dict() for model in sharded))
+            problems += differ(values(merged), values(expected), f"{kind} {name} of state dicts")
+        mixed = merge.lerp(
+            sharded[0].state_dict(), plain[1].state_dict(), 0.3
+        )  # the first operand decides the placements
         problems += differ(values(mixed), values(merge.lerp(*plain[:2], 0.3)), f"{kind} beside whole tensors")
-        problems += differ(values(pieces[0]), values(plain[0]), f"{kind}: the first has changed")
+        problems += differ(values(sharded[0]), values(plain[0]), f"{kind}: the first has changed")
     return problems
 
 
@@ -263,8 +273,8 @@ def merges_fail_in_every_process(rank):
 
 
 @check
-def files_of_models_in_pieces(rank):
-    """Two processes save and one loads, one saves and two load, with the optimizer, and go on as one does."""
+def files_of_sharded_models(rank):
+    """Files saved by two processes load in one, and the reverse; model and optimizer then continue as in one process."""
     problems = []
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
@@ -281,7 +291,7 @@ def files_of_models_in_pieces(rank):
         expected = network(0)
         opt = mo.Optimizer(expected, *chain())
         train(expected, opt, 5)
-        # Tensor parallel adds in another order, which SOAP's eigenvectors amplify.
+        # Tensor parallel sums in another order, and SOAP's eigenvectors amplify the rounding.
         kinds = ("plain", "fsdp2") if name == "soap" else ("plain", *KINDS)
         for saving in kinds:
             model = wrap(saving, network(0))
@@ -301,7 +311,7 @@ def files_of_models_in_pieces(rank):
         path = Path(folder[0]) / "result.safetensors"
         mo.save(path, result)
         mo.load(path, other := network(2))
-        problems += differ(values(other), values(mo.adopt(network(0)) * 0.5), "a result saved")
+        problems += differ(values(other), values(mo.adopt(network(0)) * 0.5), "saved result")
     try:
         mo.Checkpointer(folder[0], wrap("fsdp2", network(0)), seconds=1.0)
         problems.append("checkpoints by the clock of each process were not refused")
@@ -314,7 +324,7 @@ def files_of_models_in_pieces(rank):
     ):
         try:
             act()
-            problems.append("what can't be written or read was not refused")
+            problems.append("a path that can't be written or read was not refused")
         except (OSError, mo.CheckpointError):
             pass
     return problems + differ(values(other), before, "unchanged")
@@ -330,8 +340,8 @@ STEPS = {
 
 
 @check
-def models_in_pieces_are_not_resized(rank):
-    """Growing one is refused by name, with nothing changed; an optimizer of one refuses an edit."""
+def sharded_models_are_not_resized(rank):
+    """Growing or shrinking a sharded layer raises GrowthError and changes no shape."""
     problems = []
     for kind in KINDS:
         net = wrap(kind, network(0))
@@ -349,8 +359,8 @@ def models_in_pieces_are_not_resized(rank):
 
 
 @check
-def steps_in_half_precision_mean_the_same_in_pieces(rank):
-    """Small gradients, whose squares underflow in float16; fused and not, of DTensors and of whole parameters."""
+def steps_in_half_precision_equal_those_of_whole_models(rank):
+    """Compare fused and unfused steps of sharded and whole models, with gradients whose squares underflow in float16."""
     problems = []
     for dtype in (torch.float16, torch.bfloat16):
         for name, make in STEPS.items():
@@ -369,8 +379,8 @@ def steps_in_half_precision_mean_the_same_in_pieces(rank):
 
 
 @check
-def small_steps_add_up_in_pieces(rank):
-    """Steps of 1e-4 in bfloat16: compensated and master weights as of whole parameters, rounding on average; resumed."""
+def small_steps_add_up_in_sharded_models(rank):
+    """Check steps of 1e-4 in bfloat16: compensated and master weights equal a whole model's, stochastic rounding on average."""
     problems = []
     remedies = {"StochasticRounding": {}, "Kahan": {}, "master": {"master": "float32"}}
     for name, options in remedies.items():
@@ -396,20 +406,20 @@ def small_steps_add_up_in_pieces(rank):
         again = make(nets[2], None)
         again.load_state_dict(opts[2].state_dict())
         train(nets[2], again, 110)
-        whole, pieces, resumed = ({key: value.double() for key, value in values(net).items()} for net in nets)
-        if any(not torch.equal(pieces[key], resumed[key]) for key in pieces):
+        whole, sharded, resumed = ({key: value.double() for key, value in values(net).items()} for net in nets)
+        if any(not torch.equal(sharded[key], resumed[key]) for key in sharded):
             problems.append(f"{name}: a resumed run is another one")
         if name != "StochasticRounding":
-            problems += differ(pieces, whole, name)
-        mean = torch.cat([value.flatten() for value in pieces.values()]).mean().item()
+            problems += differ(sharded, whole, name)
+        mean = torch.cat([value.flatten() for value in sharded.values()]).mean().item()
         if abs(mean - 0.98) > 0.003:
             problems.append(f"{name}: {mean} in place of 0.98")
     return problems
 
 
 @check
-def relatives_keep_their_own_values_in_pieces(rank):
-    """What is assigned is whole where a relative has pieces, and the other way."""
+def relatives_keep_their_own_values_when_sharded(rank):
+    """Assign a whole parameter where a relative's is sharded, and a sharded one where it is whole."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     def cut(*numbers):
@@ -420,11 +430,11 @@ def relatives_keep_their_own_values_in_pieces(rank):
     teacher = net.clone()
     with torch.no_grad():
         teacher.w.fill_(7)
-    found = []
+    result = []
     for assigned in (nn.Parameter(torch.ones(4)), cut(2.0, 2.0, 2.0, 2.0, 2.0)):
         net.w = assigned
-        found.append(full(teacher.touch().w).tolist())
+        result.append(full(teacher.touch().w).tolist())
     particles.rollback(net, 0)
-    found += [full(net.w).tolist(), full(teacher.touch().w).tolist(), particles.diff(net, teacher).changed]
+    result += [full(net.w).tolist(), full(teacher.touch().w).tolist(), particles.diff(net, teacher).changed]
     expected = [[7, 7, 7, 1], [7, 7, 7, 1, 2], [0, 0, 0], [7, 7, 7], ["w"]]
-    return [] if found == expected else [f"{found} in place of {expected}"]
+    return [] if result == expected else [f"{result} in place of {expected}"]

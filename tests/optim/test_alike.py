@@ -1,4 +1,4 @@
-"""Matrices of one shape are stacked: the results are those of the one-by-one form, and operations do not grow with their number."""
+"""Matrices of one shape are stacked: results equal those one by one, and the number of operations stays constant."""
 
 import copy
 
@@ -36,7 +36,7 @@ LINKS = {
 
 @pytest.fixture
 def stacked(monkeypatch):
-    """Stack whatever is alike, as on an accelerator."""
+    """Stack any two tensors of one shape, as on an accelerator."""
     monkeypatch.setattr(alike, "HOST_LEAST", 2)
 
 
@@ -58,7 +58,7 @@ def train(name, shapes, dtype=torch.float64, steps=5):
 
 
 class Count(TorchDispatchMode):
-    """Counts the operations that compute: not views, nor memory."""
+    """A dispatch mode that counts operations other than views and allocations."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ PRODUCTS = ("bmm", "baddbmm", "geqrf", "linalg_householder_product", "gather", "
 
 
 def count_operations(name, number):
-    """The operations of the fifth step; without those of the closure."""
+    """Return the number of operations of the fifth step, without those of the closure."""
     params, opt = make(name, [(6, 4)] * number, torch.float32)
     for step in range(5):
         for i, p in enumerate(params):
@@ -130,11 +130,11 @@ def test_muon_and_soap_of_a_model_make_as_many_operations_for_more_layers():
 
     for make_links in (mo.presets.muon, mo.presets.soap):
         links = lambda make_links=make_links: [make_links(lr=0.01)]  # noqa: E731
-        assert count(links, 2) == count(links, 9)
+        assert count(links, 3) == count(links, 9)  # of fewer tensors of one shape none are stacked
 
 
 @pytest.mark.usefixtures("stacked")
-def test_tensors_differ_where_anything_but_their_numbers_does():
+def test_tensors_are_stacked_only_if_all_but_their_values_agree():
     calls = []
 
     def look(i, item, state):
@@ -190,7 +190,7 @@ def test_gradients_are_not_written_though_they_are_rows_of_one_tensor():
 
 
 @pytest.mark.usefixtures("stacked")
-def test_parameters_without_a_gradient_keep_their_own_count():
+def test_parameters_without_a_gradient_have_separate_step_counts():
     params = [torch.nn.Parameter(torch.eye(3) * (i + 1.0)) for i in range(3)]
     link = m.Shampoo()
     opt = mo.Optimizer(params, link, m.LR(0.01))
@@ -220,7 +220,7 @@ def test_a_link_that_reads_numbers_says_that_it_is_not_stacked():
         mo.Optimizer(params, Stacked(), m.LR(1.0)).step(mo.closure(lambda: sum((p**2).sum() for p in params)))
 
 
-def test_few_or_large_tensors_come_one_by_one_on_the_host():
+def test_few_or_large_tensors_are_not_stacked_on_the_host():
     def count(number, size):
         calls = []
         items = [(torch.zeros(size),)] * number
@@ -233,7 +233,7 @@ def test_few_or_large_tensors_come_one_by_one_on_the_host():
 
 
 @pytest.mark.parametrize("link", [lambda: m.Orthogonalize(matrix="out in"), lambda: m.Shampoo(matrix="out in")])
-def test_words_hold_in_a_stack(link, monkeypatch):
+def test_the_matrix_setting_holds_in_a_stack(link, monkeypatch):
     def run(least):
         monkeypatch.setattr(alike, "HOST_LEAST", least)
         torch.manual_seed(0)
@@ -249,7 +249,7 @@ def test_words_hold_in_a_stack(link, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Orthogonalize", "SOAP", "PSGDKronWhiten"])
-def test_members_of_a_population_are_stacked_besides(name, monkeypatch):
+def test_matrices_of_a_population_are_stacked_over_members_and_layers(name, monkeypatch):
     def run(least):
         monkeypatch.setattr(alike, "HOST_LEAST", least)
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What links say of arguments they do not take, which functions are schedules, and settings of which there is one."""
+"""Errors for arguments that a link does not take; which functions are schedules; settings with one value for all parameters."""
 
 import pickle
 
@@ -44,7 +44,7 @@ def test_a_choice_is_not_taken_for_a_step_size():
 
 
 class Through(TensorTransform):
-    """A setting that is a function."""
+    """A link with a setting that is a function of tensors, not a schedule."""
 
     def __init__(self, fn):
         super().__init__({"fn": fn})
@@ -114,9 +114,9 @@ def two():
 
 def test_one_value_for_all_parameters_is_refused_when_given():
     a, b = two()
-    given = [{"params": [a]}, {"params": [b], "newton.damping": 0.5}]
+    groups = [{"params": [a]}, {"params": [b], "newton.damping": 0.5}]
     with pytest.raises(ValueError, match="Newton has one value of damping for all parameters that it sees"):
-        mo.Optimizer(given, m.Newton())
+        mo.Optimizer(groups, m.Newton())
     opt = mo.Optimizer([a], m.Newton())
     with pytest.raises(ValueError, match="one value of damping"):
         opt.add_param_group({"params": [b], "damping": 0.5})
@@ -136,11 +136,13 @@ def test_one_value_for_all_parameters_is_refused_when_given():
 
 def test_parts_of_a_split_may_have_values_of_their_own():
     a, b = two()
-    given = [{"params": [a], "history_size": 3}, {"params": [b], "history_size": 5}]
-    opt = mo.Optimizer(given, m.Split([a], m.LBFGS(), m.LBFGS()), m.LR(0.1))
+    groups = [{"params": [a], "history_size": 3}, {"params": [b], "history_size": 5}]
+    opt = mo.Optimizer(groups, m.Split([a], m.LBFGS(), m.LBFGS()), m.LR(0.1))
     for _ in range(3):
         opt.step(mo.closure(lambda: (a**2).sum() + (b**4).sum()))
     assert a.abs().max() < 1
+    searches = [link for _, link in opt.modules[0].links() if isinstance(link, m.LBFGS)]
+    assert [link.settings[p]["history_size"] for link, p in zip(searches, (a, b), strict=True)] == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""torch.distributed.checkpoint: what an optimizer has learnt goes on in another number of processes.
+"""Optimizer state saved by torch.distributed.checkpoint resumes in another number of processes.
 
-Two processes train a model in pieces (FSDP2, and FSDP1's flat vectors), a third trains it alone; each saves, and goes on from
-what the others saved: 2 to 2, 2 to 1, 1 to 2, and 2 to 1 to 2, always into an optimizer that never stepped. They are started
-once and make all checks of `checkpoint_worker`.
+Two processes train a sharded model (FSDP2, and FSDP1's flat vectors), a third trains it alone. Each loads what the others
+saved, always into an optimizer that never stepped: 2 to 2, 2 to 1, 1 to 2, and 2 to 1 to 2. The processes are started once
+and run all checks of `checkpoint_worker`.
 """
 
 import ast
@@ -15,7 +15,7 @@ from launching import launch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 
 
-def test_every_number_of_processes_goes_on_from_every_other(tmp_path):
+def test_every_number_of_processes_resumes_from_every_other(tmp_path):
     launch("optim/checkpoint_worker.py", 3, lambda rank: (tmp_path / "store", tmp_path, tmp_path / f"out{rank}"))
     for rank in range(3):
         assert ast.literal_eval((tmp_path / f"out{rank}").read_text()) == []

@@ -1,4 +1,4 @@
-"""Closures in every form in which people and trainers write them."""
+"""Closures of every form: without a result, without backward, with an ignored flag, differentiated before the step."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_a_loss_without_backward_is_differentiated(make):
         assert torch.equal(w, v)
 
 
-def test_a_flag_that_is_ignored_is_understood():
+def test_a_closure_that_ignores_the_backward_flag_is_differentiated():
     w = one()
     opt = mo.Optimizer([w], m.LR(0.1))
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_flag_that_is_ignored_is_understood():
     assert w.item() == pytest.approx(3.0 * 0.8**2)
 
 
-def test_a_loss_that_was_differentiated_before_the_step():
+def test_a_loss_that_was_differentiated_before_the_step_uses_its_gradients():
     w = one()
     opt = mo.Optimizer([w], m.LR(0.1))
     for _ in range(2):
@@ -112,14 +112,14 @@ def test_a_step_returns_the_loss_before_it(name):
         assert torch.equal(opt.step(mo.closure(loss)), before)
 
 
-def test_a_reformulation_that_never_looks_at_the_point_returns_nothing():
+def test_a_reformulation_that_never_evaluates_the_point_returns_nothing():
     w = one()
     opt = mo.Optimizer([w], m.GradientSampling(n=3, include_x0=False, seed=0), m.LR(0.01))
     assert opt.step(mo.closure(lambda: (w**2).sum())) is None
 
 
 class Saved:
-    """How many numbers are saved for backward."""
+    """A context that counts the elements saved for backward in `count`."""
 
     def __init__(self):
         self.count = 0
@@ -158,7 +158,7 @@ def test_evaluations_without_a_gradient_save_nothing_for_backward(links):
     assert saved.count == 0
 
 
-def test_a_line_search_saves_for_the_gradients_only():
+def test_a_line_search_saves_for_backward_only_where_it_needs_gradients():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     x = torch.randn(8, 3)
@@ -175,7 +175,7 @@ def test_a_line_search_saves_for_the_gradients_only():
     assert saved.count == once.count
 
 
-def test_a_users_closure_asked_for_the_value_saves_nothing():
+def test_a_users_closure_called_for_the_value_runs_without_grad_mode():
     w = one()
     seen = []
 
@@ -207,11 +207,11 @@ def test_a_loss_that_differentiates_inside_keeps_its_value():
     for _ in range(10):
         last = opt.step(mo.closure(loss))
     assert last < first
-    assert evaluations == 3  # one of them was begun without grad mode, which such a loss needs
+    assert evaluations == 3  # one more than two: the first attempt ran without grad mode, which this loss needs
     assert mo.closure(loss)(False) == loss()
 
 
-def test_a_function_that_needs_one_argument_is_given_the_model():
+def test_a_function_with_one_required_argument_is_called_with_the_model():
     net = nn.Linear(1, 1)
     for function in (lambda model: model.weight.sum(), lambda scale=1.0: scale * net.weight.sum()):
         expected = net.weight.item()

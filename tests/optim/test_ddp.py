@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel: the same parameters, the same decisions."""
+"""Two processes under DistributedDataParallel have the same parameters and take the same decisions."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ def test_two_processes_stay_in_step(tmp_path):
         for a, b in zip(first[kind]["params"], second[kind]["params"], strict=True):
             assert torch.equal(a, b), kind
         assert first[kind]["evaluations"] == second[kind]["evaluations"]
-    assert first["search"]["losses"] == second["search"]["losses"]  # the reduced loss, which decides
+    assert first["search"]["losses"] == second["search"]["losses"]  # the reduced loss, on which the search decides
     assert first["search"]["losses"][-1] < first["search"]["losses"][0]
-    assert first["search"]["evaluations"] > 12  # the step was cut
+    assert first["search"]["evaluations"] > 12  # the search shortened a step
     assert "processes may differ" in first["refused"]
     assert first["sum"] == 3.0

@@ -45,8 +45,8 @@ BASES = {
     "BufferTransform": BufferTransform,
     "MatrixTransform": MatrixTransform,
     "ListTransform": ListTransform,
-    "HeavyBall": m.HeavyBall,  # of the catalogue, declared
-    "StepSize": m.StepSize,  # of the catalogue, with a constructor that is written by hand
+    "HeavyBall": m.HeavyBall,  # of moduli.m, with declared settings
+    "StepSize": m.StepSize,  # of moduli.m, with a constructor
     "Online": m.Online,
     "Chain": mo.optim.Chain,
 }
@@ -54,7 +54,7 @@ REQUIRED = {"Online": (m.LR(1.0),), "Chain": (m.LR(1.0),)}
 
 
 def define(base, /, hints, **body):
-    """A class with annotated attributes."""
+    """Return a subclass of `base` with annotated attributes."""
     namespace = {"__annotations__": hints, "__module__": __name__, **body}
     if inspect.isabstract(base):
         namespace |= {name: lambda self, objective, *rest: objective for name in base.__abstractmethods__}
@@ -98,50 +98,55 @@ def test_an_annotated_attribute_is_a_setting(fuse):
 
 @pytest.mark.parametrize("name", BASES)
 def test_one_rule_for_every_base(name):
-    given = REQUIRED.get(name, ())
+    required = REQUIRED.get(name, ())
     link = define(BASES[name], {"limit": "float", "mode": "Literal['a', 'b']"}, limit=1.0, mode="a")
     assert inspect.signature(link).parameters["limit"].default == 1.0
-    made = link(*given, limit=2.0)
-    assert (made.defaults["limit"], made.defaults["mode"]) == (2.0, "a")
-    assert link(*given).defaults["limit"] == 1.0
-    assert not hasattr(made, "limit")
+    instance = link(*required, limit=2.0)
+    assert (instance.defaults["limit"], instance.defaults["mode"]) == (2.0, "a")
+    assert link(*required).defaults["limit"] == 1.0
+    assert not hasattr(instance, "limit")
     with pytest.raises(ValueError, match="Mine: mode is 'c'; it can be 'a' or 'b'"):
-        link(*given, mode="c")
+        link(*required, mode="c")
     with pytest.raises(TypeError, match="no setting 'other'|other"):
-        link(*given, other=1.0)
-    again = copy.deepcopy(made)
-    assert again.defaults == made.defaults
+        link(*required, other=1.0)
+    again = copy.deepcopy(instance)
+    assert again.defaults == instance.defaults
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_links_become_children_and_named_ones_attributes(name):
-    given = REQUIRED.get(name, ())
+    required = REQUIRED.get(name, ())
     hints = {"other": "Chainable | None", "seed": "int"}
     link = define(BASES[name], hints, other=None, seed=0, attributes=("seed",))
-    made = link(*given, other=[m.Clone(), m.LR(1.0)], seed=3)
-    assert type(made.children["other"]).__name__ == "Chain"
-    assert made.seed == 3
-    assert "seed" not in made.defaults
-    assert "other" not in made.defaults
-    assert "other" not in link(*given).children
+    instance = link(*required, other=[m.Clone(), m.LR(1.0)], seed=3)
+    assert type(instance.children["other"]).__name__ == "Chain"
+    assert instance.seed == 3
+    assert "seed" not in instance.defaults
+    assert "other" not in instance.defaults
+    assert "other" not in link(*required).children
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_without_a_default_an_argument_is_required(name):
-    given = REQUIRED.get(name, ())
+    required = REQUIRED.get(name, ())
     link = define(BASES[name], {"limit": "float"})
-    assert link(*given, limit=3.0).defaults["limit"] == 3.0
+    assert link(*required, limit=3.0).defaults["limit"] == 3.0
     with pytest.raises(TypeError, match="limit"):
-        link(*given)
+        link(*required)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_classvars_private_names_and_declarations_of_bases_stay_attributes(name):
     hints = {"kind": "ClassVar[str]", "_cache": "int", "needs": "frozenset[Need]", "members": "bool"}
     link = define(BASES[name], hints, kind="mine", _cache=3, needs=frozenset({Need.LOSS}), members=True)
-    made = link(*REQUIRED.get(name, ()))
-    assert (made.kind, made._cache, made.needs, made.members) == ("mine", 3, frozenset({Need.LOSS}), True)
-    assert not {"kind", "_cache", "needs", "members"} & made.defaults.keys()
+    instance = link(*REQUIRED.get(name, ()))
+    assert (instance.kind, instance._cache, instance.needs, instance.members) == (
+        "mine",
+        3,
+        frozenset({Need.LOSS}),
+        True,
+    )
+    assert not {"kind", "_cache", "needs", "members"} & instance.defaults.keys()
     with pytest.raises(TypeError):
         link(*REQUIRED.get(name, ()), kind="other")
 
@@ -196,7 +201,7 @@ def test_errors_inside_properties_are_not_hidden():
 
 
 class ByHand(TensorTransform):
-    """A port: its constructor says what it takes."""
+    """A link ported from torchzero: its constructor defines its settings."""
 
     volume: float = 2.0
     mean: torch.Tensor
@@ -223,7 +228,7 @@ class Loudest(Louder):
         return setting["most"] * super().single_tensor_apply(tensor, param, grad, loss, state, setting)
 
 
-def test_a_constructor_written_by_hand_says_what_a_link_takes():
+def test_a_constructor_defines_the_settings_of_a_link():
     assert ByHand.volume == ByHand().volume == 2.0
     assert list(inspect.signature(ByHand).parameters) == ["beta", "scale"]
     assert descend(ByHand(), start=(1.0,)).item() == 1 - 2 * 2.0
@@ -243,7 +248,7 @@ def test_more_arguments_behind_a_constructor_written_by_hand():
 
 
 class Scaled(m.HeavyBall):
-    volume: Nothing = 2.0  # only type checkers know the type
+    volume: Nothing = 2.0  # the annotation is resolvable by type checkers only
     inner: Chainable | None = None
 
     def apply(self, objective):
@@ -289,7 +294,7 @@ def test_functions_strings_and_bools_are_settings():
     assert isinstance(Chosen(scale=lambda step: 1.0).defaults["scale"], mo.optim.Schedule)
 
 
-def test_fields_say_what_annotations_can_not():
+def test_fields_set_factories_and_what_the_constructor_takes():
     class Fields(UpdateTransform):
         amount: float = field(kw_only=False)
         names: Any = field(default_factory=list)
@@ -326,7 +331,7 @@ def test_fields_say_what_annotations_can_not():
         define(UpdateTransform, {"names": "list"}, names=[])
 
 
-def test_a_link_asks_for_gradient_and_loss_in_its_class():
+def test_class_attributes_declare_that_a_link_uses_gradient_and_loss():
     class Signs(UpdateTransform):
         elementwise = True
         uses_grad = True
@@ -373,7 +378,7 @@ def test_memories_and_eps_out_of_range_are_refused_where_a_link_says_nothing_els
         link(beta1=lambda step: 0.9, beta2=torch.tensor(0.99), eps=0.0)
 
 
-def test_a_class_in_a_function_with_types_of_its_own():
+def test_a_class_in_a_function_with_types_defined_there():
     Own = Literal["a"]
 
     class Local(DeclaredLink):
@@ -384,7 +389,10 @@ def test_a_class_in_a_function_with_types_of_its_own():
         def apply(self, objective):
             return objective
 
-    assert Local(kind="b").defaults == {"kind": "b", "count": 1}  # what can't be known at run time is not checked
+    assert Local(kind="b").defaults == {
+        "kind": "b",
+        "count": 1,
+    }  # a type that can't be resolved at run time is not checked
 
 
 def fail_state(self, tensor, *rest):

@@ -1,4 +1,4 @@
-"""Gradients through steps: the same as through the update written by hand, under autograd and torch.func."""
+"""Gradients through steps equal those through the update written out, under autograd and torch.func."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from moduli.optim import ChainError, ClosureError, functional, step_tensors
 D = torch.float64
 
 
-def net_of():
+def make_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
 
@@ -19,12 +19,12 @@ def net_of():
 X = torch.randn(8, 3, dtype=D, generator=torch.Generator().manual_seed(1))
 
 
-def loss_of(net):
+def compute_loss(net):
     return net(X).square().mean()
 
 
 def by_hand(net, steps):
-    """The loss after heavy-ball descent with weight decay, as a function of (rate, momentum, decay)."""
+    """Return the loss after heavy-ball descent with weight decay, as a function of (rate, momentum, decay, shift)."""
     start = {name: p.detach().clone() for name, p in net.named_parameters()}
 
     def loss(params):
@@ -47,40 +47,40 @@ def numbers():
 
 
 def test_hypergradients_of_a_network_are_those_of_the_update_by_hand():
-    net = net_of()
-    wanted = torch.func.grad(by_hand(net_of(), 4), argnums=(0, 1, 2))(*numbers())
+    net = make_net()
+    wanted = torch.func.grad(by_hand(make_net(), 4), argnums=(0, 1, 2))(*numbers())
     rate, momentum, decay = (x.requires_grad_() for x in numbers()[:3])
     opt = mo.Optimizer(net, m.HeavyBall(momentum), m.WeightDecay(decay), m.LR(rate), differentiable=True)
     params = list(net.parameters())
     for _ in range(4):
-        opt.step(mo.closure(lambda: loss_of(net)))
+        opt.step(mo.closure(lambda: compute_loss(net)))
     assert all(a is b for a, b in zip(params, net.parameters(), strict=True))
-    found = torch.autograd.grad(loss_of(net), (rate, momentum, decay))
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-14)
+    gradients = torch.autograd.grad(compute_loss(net), (rate, momentum, decay))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-10, atol=1e-14)
 
 
 def test_the_steps_are_those_of_an_ordinary_optimizer():
-    net, other, rate = net_of(), net_of(), torch.tensor(0.1, dtype=D, requires_grad=True)
+    net, other, rate = make_net(), make_net(), torch.tensor(0.1, dtype=D, requires_grad=True)
     opt = mo.Optimizer(net, m.ClipNorm(0.1), m.Adam(), m.LR(rate), differentiable=True)
     plain = mo.Optimizer(other, m.ClipNorm(0.1), m.Adam(), m.LR(0.1))
     for _ in range(5):
-        a = opt.step(mo.closure(lambda: loss_of(net)))
-        b = plain.step(mo.closure(lambda: loss_of(other)))
+        a = opt.step(mo.closure(lambda: compute_loss(net)))
+        b = plain.step(mo.closure(lambda: compute_loss(other)))
         assert a == pytest.approx(b.item(), rel=1e-12)
     torch.testing.assert_close(list(net.parameters()), list(other.parameters()), rtol=1e-6, atol=1e-9)
 
 
-def test_parameters_that_are_no_leaves_are_functions_of_where_they_began():
+def test_parameters_that_are_no_leaves_are_functions_of_their_start():
     start = torch.tensor([1.0, -2.0], dtype=D, requires_grad=True)
     w = start * 1.0
     opt = mo.Optimizer([w], m.LR(0.1), differentiable=True)
     for _ in range(3):
         opt.step(mo.closure(lambda: (w**2).sum()))
-    (found,) = torch.autograd.grad(w.sum(), start)
-    torch.testing.assert_close(found, torch.full_like(start, 0.8**3))
+    (gradient,) = torch.autograd.grad(w.sum(), start)
+    torch.testing.assert_close(gradient, torch.full_like(start, 0.8**3))
 
 
-def test_detach_begins_anew():
+def test_detach_cuts_the_graph_and_keeps_the_momentum():
     rate = torch.tensor(0.1, dtype=D, requires_grad=True)
     w = nn.Parameter(torch.tensor([1.0], dtype=D))
     opt = mo.Optimizer([w], m.HeavyBall(0.9), m.LR(rate), differentiable=True)
@@ -91,11 +91,11 @@ def test_detach_begins_anew():
     assert w.requires_grad
     before = w.item()
     opt.step(mo.closure(lambda: (w**2).sum()))
-    (found,) = torch.autograd.grad(w.sum(), rate)
-    assert found.item() == pytest.approx(-(0.9 * 2.0 + 2 * before))
+    (gradient,) = torch.autograd.grad(w.sum(), rate)
+    assert gradient.item() == pytest.approx(-(0.9 * 2.0 + 2 * before))
 
 
-def test_what_cannot_be_differentiated_is_refused():
+def test_chains_that_cannot_be_differentiated_are_refused():
     w = nn.Parameter(torch.ones(2, dtype=D))
     with pytest.raises(ChainError, match="LBFGS can't be differentiated through"):
         mo.Optimizer([w], m.LBFGS(), m.LR(0.1), differentiable=True)
@@ -105,7 +105,7 @@ def test_what_cannot_be_differentiated_is_refused():
         mo.Optimizer([w], m.LR(0.1), differentiable=True).step()
     torch.manual_seed(0)
     with pytest.raises(ChainError, match="population"):
-        mo.Optimizer(mo.Population.of(net_of, 2), m.LR(0.1), differentiable=True)
+        mo.Optimizer(mo.Population.of(make_net, 2), m.LR(0.1), differentiable=True)
 
 
 def test_tensors_given_to_links_carry_gradients():
@@ -121,9 +121,9 @@ def test_tensors_given_to_links_carry_gradients():
 
 @pytest.mark.parametrize("links", [[m.ClipNorm], [m.ClipNorm, m.LR], [m.Negate], [m.Sign, m.LR]])
 def test_tensors_given_to_links_are_not_written_to(links):
-    made = [link(0.1) if link in (m.ClipNorm, m.LR) else link() for link in links]
+    instances = [link(0.1) if link in (m.ClipNorm, m.LR) else link() for link in links]
     t, g = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0])
-    step_tensors(made, [t], grads=[g])
+    step_tensors(instances, [t], grads=[g])
     assert t.tolist() == g.tolist() == [3.0, 4.0]
 
 
@@ -139,23 +139,23 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_pure_step_is_a_step(name):
-    net = net_of()
-    opt = mo.Optimizer(net_of(), *CHAINS[name](0.1))
+def test_a_pure_step_equals_a_step_of_an_optimizer(name):
+    net = make_net()
+    opt = mo.Optimizer(make_net(), *CHAINS[name](0.1))
     ours = dict(opt.model.named_parameters())
     links = CHAINS[name](0.1)
     params = {key: p.detach() for key, p in net.named_parameters()}
-    held = {key: p.clone() for key, p in params.items()}
+    copies = {key: p.clone() for key, p in params.items()}
     state = first = functional.init(links, params)
     begin = params
     for _ in range(4):
-        opt.step(mo.closure(lambda: loss_of(opt.model)))
+        opt.step(mo.closure(lambda: compute_loss(opt.model)))
         grads = torch.func.grad(lambda q: torch.func.functional_call(net, q, (X,)).square().mean())(params)
         params, state = functional.step(links, params, grads, state)
     for key, value in params.items():
         torch.testing.assert_close(value, ours[key].detach(), rtol=1e-10, atol=1e-12)
-    assert all(torch.equal(begin[key], held[key]) for key in held)
-    assert first == functional.init(links, held)
+    assert all(torch.equal(begin[key], copies[key]) for key in copies)
+    assert first == functional.init(links, copies)
     assert not any(link.state for link in links)
 
 
@@ -192,13 +192,13 @@ def test_a_pure_step_refuses_a_state_of_other_links():
         (1, 2, "not one of 1 parameters and these links"),
     ],
 )
-def test_a_pure_step_refuses_what_does_not_fit(grads, state, match):
+def test_a_pure_step_refuses_gradients_and_state_of_other_parameters(grads, state, match):
     links, x = [m.Adam(), m.LR(0.1)], [torch.ones(2)]
-    given = {"w": x[0]} if isinstance(grads, dict) else x * grads
+    gradients = {"w": x[0]} if isinstance(grads, dict) else x * grads
     if not isinstance(state, dict):
         state = functional.init(links, x * (state or 1))
     with pytest.raises(ValueError, match=match):
-        functional.step(links, x, given, state)
+        functional.step(links, x, gradients, state)
 
 
 def test_a_pure_step_leaves_parameters_without_a_gradient():
@@ -206,7 +206,9 @@ def test_a_pure_step_leaves_parameters_without_a_gradient():
     params, state = functional.step(links, x, [torch.ones(2), None], functional.init(links, x))
     assert params[0].tolist() != [1.0, 1.0]
     assert params[1].tolist() == [1.0, 1.0, 1.0]
-    functional.step(links, params, [None, torch.ones(3)], state)
+    after, _ = functional.step(links, params, [None, torch.ones(3)], state)
+    assert torch.equal(after[0], params[0])
+    assert not torch.equal(after[1], params[1])
 
 
 def test_a_pure_step_counts_for_schedules():

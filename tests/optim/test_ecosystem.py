@@ -1,4 +1,4 @@
-"""The optimizer among torch's own tools: schedulers, scaling, compiling, hooks, functional models, training loops."""
+"""The optimizer works with torch's schedulers, gradient scaler, compiler, hooks and functional calls, and with trainers."""
 
 import logging
 import subprocess
@@ -52,19 +52,19 @@ SCHEDULERS = {
 }
 
 
-def test_all_schedulers_of_torch_are_here():
-    known = {name for name in schedulers.__all__ if name not in ("LRScheduler", "_LRScheduler")}
-    assert known <= set(SCHEDULERS)
+def test_the_table_has_all_schedulers_of_torch():
+    names = {name for name in schedulers.__all__ if name not in ("LRScheduler", "_LRScheduler")}
+    assert names <= set(SCHEDULERS)
 
 
 @pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_do_to_adam_what_they_do_to_torchs(name, tensor):
+def test_schedulers_change_adam_as_they_change_torchs(name, tensor):
     def run(make):
         model = net()
         opt = make(model.parameters())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SequentialLR warns about itself
+            warnings.simplefilter("ignore")  # SequentialLR warns about its own calls
             scheduler = SCHEDULERS[name](opt)
             for _ in range(8):
                 opt.zero_grad()
@@ -80,7 +80,7 @@ def test_schedulers_do_to_adam_what_they_do_to_torchs(name, tensor):
     assert float(group["lr"]) == float(other["lr"])
     assert group["betas"] == other["betas"]
     for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, rtol=1e-10)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["CyclicLR", "OneCycleLR"])
@@ -99,7 +99,7 @@ def test_cycled_momentum(name):
     ours = run(lambda p: Optimizer(p, Momentum(momentum=0.9), m.LR(0.1)))
     theirs = run(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, rtol=1e-10)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_accumulated_gradients():
@@ -113,7 +113,7 @@ def test_accumulated_gradients():
             opt.step()
         return [p.detach() for p in model.parameters()]
 
-    assert all(torch.allclose(a, b, rtol=1e-8) for a, b in zip(run(1), run(5), strict=True))
+    assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-12) for a, b in zip(run(1), run(5), strict=True))
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -134,8 +134,8 @@ def test_grad_scaler_equals_torchs_adam(unscale):
     ours, scale, opt = run(lambda p: Optimizer(p, m.Adam(), m.LR(0.1)))
     theirs, other, _ = run(lambda p: torch.optim.Adam(p, lr=0.1))
     assert scale == other
-    assert opt.current_step == 4  # the step with infinite gradients was left out
-    assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(ours, theirs, strict=True))
+    assert opt.current_step == 4  # the step with infinite gradients was skipped
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_hooks_of_torch():
@@ -176,7 +176,9 @@ def test_a_compiled_step_is_the_step(caplog):
     assert all(torch.equal(a, b) for a, b in zip(compiled, run(False), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # both are the tracer's
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute"
+)  # both warnings come from the tracer
 def test_a_step_inside_a_compiled_training_loop():
     def run(compiled):
         model = net()

@@ -1,4 +1,4 @@
-"""Averages that are evaluated in the place of the trained parameters, and classes for trainers."""
+"""`opt.eval()` replaces parameters by their averages, `opt.train()` restores them; `optim.bind` makes classes for trainers."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ def step(net, opt, k=0):
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
-def test_averages_are_those_of_the_points(fuse):
+def test_averages_are_means_of_the_parameters_after_each_step(fuse):
     net = make_net()
     opt = Optimizer(net, m.LR(0.1), m.PolyakAveraging(), fuse=fuse)
     other = make_net()
@@ -46,7 +46,7 @@ def test_averages_are_those_of_the_points(fuse):
 @pytest.mark.parametrize("name", AVERAGING)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_an_evaluation_in_between_changes_nothing(name, dtype):
-    """Also one during which everything is saved and loaded elsewhere, bit for bit."""
+    """Evaluate in the middle of a run, save and load there too: parameters stay equal bit for bit."""
     nets = [make_net(dtype) for _ in range(3)]
     opts = [Optimizer(net, *AVERAGING[name]()) for net in nets]
     for k in range(6):
@@ -56,7 +56,7 @@ def test_an_evaluation_in_between_changes_nothing(name, dtype):
             trained = nets[1].weight.detach().clone()
             for i in (1, 2):
                 opts[i].eval()
-                opts[i].eval()  # twice is once
+                opts[i].eval()  # a second call has no effect
             assert not torch.equal(nets[1].weight, trained)
             with pytest.raises(RuntimeError, match=r"call opt.train\(\) before a step"):
                 step(nets[1], opts[1], k)
@@ -74,12 +74,12 @@ def test_an_evaluation_in_between_changes_nothing(name, dtype):
         assert all(map(torch.equal, nets[0].parameters(), net.parameters()))
 
 
-def test_chains_without_averages_and_parameters_without_steps():
+def test_eval_and_train_without_averages_or_before_a_step_change_nothing():
     net = make_net()
     opt = Optimizer(net, presets.adamw(lr=0.1))
     before = net.weight.detach().clone()
     opt.eval()
-    step(net, opt)  # nothing was replaced
+    step(net, opt)  # steps are allowed, because nothing was replaced
     opt.train()
     assert not torch.equal(net.weight, before)
     fresh = Optimizer(make_net(), presets.schedule_free())
@@ -103,7 +103,7 @@ def test_members_of_a_population_are_averaged():
 # ---------------------------------------------------------------------- classes for trainers
 
 
-def test_a_bound_class_is_the_chain():
+def test_a_bound_class_takes_the_steps_of_its_chain_and_of_torch():
     nets = [make_net(), make_net(), make_net()]
     decayed = [{"params": [net.weight], "weight_decay": 0.1} for net in nets]
     groups = [[group, {"params": [net.bias], "weight_decay": 0.0}] for net, group in zip(nets, decayed, strict=True)]
@@ -134,7 +134,7 @@ def test_a_bound_class_copies_its_links_and_takes_options():
 
 
 def _split_decay(net, decay):
-    """Groups as the trainer of transformers makes them."""
+    """Return groups as the trainer of transformers makes them."""
     return [{"params": [net.weight], "weight_decay": decay}, {"params": [net.bias], "weight_decay": 0.0}]
 
 
@@ -153,7 +153,7 @@ def test_a_decay_that_only_groups_set_reaches_a_preset_without_one(preset, decay
     assert torch.equal(nets[0].bias, nets[1].bias)
 
 
-def test_a_bound_class_knows_names_and_layers_of_a_model():
+def test_a_bound_class_uses_names_and_layers_of_a_model():
     def make():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
@@ -176,7 +176,7 @@ def test_a_bound_class_knows_names_and_layers_of_a_model():
         cls(nets[0].parameters(), model=nets[1])
 
 
-def test_a_decay_of_zero_is_none_for_links_without_one():
+def test_a_decay_of_zero_is_ignored_by_chains_without_decay():
     net = make_net()
     opt = optim.bind(m.Adam(), m.LR(0.1))(_split_decay(net, 0.0))
     step(net, opt)
@@ -198,7 +198,7 @@ def test_a_bound_class_and_its_optimizers_are_pickled_as_their_chain(chain):
     assert loaded.state_dict()["state"].keys() == opt.state_dict()["state"].keys()
 
 
-def test_what_is_refused():
+def test_wrong_arguments_of_bind_are_refused():
     with pytest.raises(TypeError, match="takes a preset or links"):
         optim.bind()
     with pytest.raises(TypeError, match="one function that returns links"):

@@ -1,9 +1,9 @@
-"""The law of `test_wrappings` for every row of the law book and every preset, under every wrapping."""
+"""Run the law of `test_wrappings` for every row of the law book and every preset, under every wrapping."""
 
 import pytest
 import torch
 
-from optim.wrapping import check, run
+from optim.run_wrappings import check, run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 

@@ -87,7 +87,7 @@ def test_new_parameters_are_trained_and_old_ones_leave(name, kind):
     assert moved(net, before) == set(before)
     assert torch.equal(gone, old)
     assert [id(param) for param in opt.list_params()] == [id(param) for param in net.parameters()]
-    # Another shape, new names and removed ones, in one edit.
+    # One edit with another shape, new names and removed names.
     net.body = nn.Sequential(fill(nn.Linear(4, 5), 2), nn.Tanh())
     net.head = fill(nn.Linear(5, 2), 3)
     before = values(net)
@@ -100,7 +100,7 @@ def test_new_parameters_are_trained_and_old_ones_leave(name, kind):
 
 @pytest.mark.parametrize("name", ["pointwise", "unfused", "matrix", "kronecker", "average"])
 def test_parameters_that_stay_have_the_steps_of_an_optimizer_without_edit(name):
-    """The head goes on as if the body had not been touched: gradients are given, so that they do not depend on it."""
+    """The head steps as without an edit of the body; gradients are given, so that they do not depend on the body."""
     nets = [fill(Plain()), fill(Plain())]
     opts = [mo.Optimizer(net, *[link for link in CHAINS[name]() if type(link) is not m.ClipNorm]) for net in nets]
     for step in range(6):
@@ -165,7 +165,7 @@ def test_a_combination_of_patterns_without_a_group_gets_one():
     assert [group["lr"] for group in opt.param_groups] == [0.5, 0.1]
 
 
-def test_what_a_program_did_to_the_groups_stays():
+def test_changes_of_groups_by_the_program_stay():
     net, alone = fill(Plain()), nn.Parameter(torch.ones(3))
     opt = mo.Optimizer(net, m.LR(0.1))
     opt.add_param_group({"params": [("alone", alone)]})
@@ -207,7 +207,7 @@ def test_a_layer_inside_of_another_keeps_its_state_under_its_new_name():
 
 
 @pytest.mark.parametrize("kind", [Plain, Particle])
-def test_every_kind_of_edit_is_noticed(kind):
+def test_the_optimizer_follows_every_kind_of_edit(kind):
     net = fill(kind())
     net.parts = nn.ModuleList([nn.Linear(1, 1)])
     net.scale = nn.Parameter(torch.ones(()))
@@ -315,7 +315,7 @@ def test_state_does_not_go_to_other_labels():
     assert "replaced by others with other labels, without state" in opt.explain()
 
 
-def test_schedulers_go_on():
+def test_schedulers_continue_after_an_edit():
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1), groups={"head.*": {"lr": 0.2}})
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
@@ -355,7 +355,7 @@ def test_history_over_all_parameters_restarts_and_is_reported():
     assert "LBFGS restarted" in opt.explain()
 
 
-def test_what_cannot_be_followed_leaves_the_optimizer_as_it_was():
+def test_an_edit_that_cannot_be_followed_leaves_the_optimizer_as_it_was():
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
     opt.step(loss_of(net))
@@ -385,7 +385,7 @@ def test_copies_follow_their_own_module(copied):
     assert not moved(net, own)
 
 
-def test_state_crosses_a_change_of_shape_without_what_does_not_fit():
+def test_state_loads_into_another_shape_without_rows_that_do_not_fit():
     def make(out, links):
         net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, out))
         return net, mo.Optimizer(net, *links)
@@ -404,6 +404,9 @@ def test_state_crosses_a_change_of_shape_without_what_does_not_fit():
         assert texts[0] == f"saved state of 1.weight {where}"
         assert texts[1].startswith("saved state of 1.bias is for shape (2,)")
         assert b.current_step == 2
+        if name == "pointwise":
+            moments = [opt.link("Adam").state["0.weight"]["exp_avg"] for opt in (a, b)]
+            assert torch.equal(*moments)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             b.step(loss_of(large))
@@ -413,7 +416,7 @@ def test_state_crosses_a_change_of_shape_without_what_does_not_fit():
             assert new["1.weight"]["exp_avg"].shape == (5, 3)
 
 
-def test_a_watch_notices_what_equals_what_was_there():
+def test_replacing_a_module_by_an_equal_one_is_detected():
     class Equal(nn.Module):
         def __eq__(self, other):
             return True
@@ -430,7 +433,7 @@ def test_a_watch_notices_what_equals_what_was_there():
         assert watch.has_changed(), name
         watch = ParameterWatch(net)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which torch gives for TorchScript
+        warnings.simplefilter("ignore")  # torch warns about TorchScript
         scripted = torch.jit.script(nn.Linear(2, 2))
     watch = ParameterWatch(scripted)
     assert not watch.has_changed()
@@ -453,7 +456,7 @@ def test_a_parameter_moved_between_modules_is_renamed():
 
 
 def test_gradients_of_new_parameters_are_unscaled():
-    """A scaler divides the gradients that it finds in the groups, before the step."""
+    """A gradient scaler reads the parameters from the groups before the step, so these must follow the edit."""
     nets = [fill(Plain()), fill(Plain())]
     for net, scale in zip(nets, (1.0, 1024.0), strict=True):
         opt = mo.Optimizer(net, m.LR(0.1))
@@ -467,7 +470,7 @@ def test_gradients_of_new_parameters_are_unscaled():
         torch.testing.assert_close(a, b)
 
 
-def test_groups_and_saved_state_show_the_module_as_it_is():
+def test_groups_and_saved_state_have_the_current_parameters():
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
     opt.step(loss_of(net))
@@ -477,7 +480,7 @@ def test_groups_and_saved_state_show_the_module_as_it_is():
 
 
 @pytest.mark.parametrize("looked", [False, True])
-def test_a_group_of_its_own_for_new_parameters(looked):
+def test_new_parameters_in_a_separate_group(looked):
     net = fill(Plain())
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
     opt.step(loss_of(net))
@@ -508,11 +511,11 @@ def test_removed_parameters_of_an_optimizer_without_module_are_an_error():
     loss_of(net)()
     with pytest.raises(ChainError, match="body.weight"):
         opt.step()
-    net.body = body  # back again
+    net.body = body  # restored
     opt.step(loss_of(net))
     del net.body
     net.trunk = nn.Linear(4, 4)
-    alone = mo.Optimizer(body.parameters(), m.LR(0.1))  # on purpose
+    alone = mo.Optimizer(body.parameters(), m.LR(0.1))  # given explicitly, without the module
     alone.step(mo.closure(lambda: (body(X) ** 2).sum()))
 
 
@@ -527,7 +530,7 @@ def test_removed_parameters_of_a_relative_are_an_error():
         opt.step(loss_of(child))
 
 
-def test_what_comes_back_is_not_removed_any_more():
+def test_a_parameter_that_returns_to_its_module_is_trained_again():
     net = mo.Module()
     net.body, net.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
     head = net.head

@@ -148,8 +148,8 @@ def test_trainer_of_transformers(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_deepcopied_model_and_optimizer_go_on_alike():
-    """Early stopping and population-based tuners copy both together."""
+def test_deepcopied_model_and_optimizer_step_alike():
+    """Early stopping and population-based tuners copy the model and the optimizer together."""
     model = net()
     opt = mo.Optimizer(model, presets.adamw(1e-2))
     loss = mo.closure(lambda: (model(X) - Y).square().mean())

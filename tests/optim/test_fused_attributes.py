@@ -1,4 +1,4 @@
-"""A fused run never freezes what a link reads: change any plain attribute between steps, and it equals `fuse=False`."""
+"""A fused step reads attributes at every step: a change of any plain one between steps gives what `fuse=False` gives."""
 
 import copy
 
@@ -11,12 +11,12 @@ from moduli.optim import TensorTransform
 from moduli.testing._problems import LawProblem
 
 PLAIN = (bool, int, float, str)
-# What a link declares of itself (a false declaration is a false link), and what is of the machinery around the hooks.
+# Declarations about the link, which may not be wrong, and attributes that the code around the hooks uses.
 NOT_READ = ("_", "elementwise", "uses_dtype", "counts", "needs", "members", "vector_state", "sharded", "keeps_outside")
 
 
 class Scale(TensorTransform):
-    """Multiplies by numbers from everywhere."""
+    """Multiplies by an attribute, a class attribute, an entry of a dict and a setting."""
 
     elementwise = True
     shared = 1.0
@@ -46,43 +46,50 @@ def pointwise(row):
 
 
 def attributes(link):
-    """The plain attributes of an object, its own and its class's."""
-    found = {name: value for base in reversed(type(link).__mro__) for name, value in vars(base).items()}
-    found |= vars(link)
-    return {k: v for k, v in found.items() if isinstance(v, PLAIN) and not k.startswith(NOT_READ)}
+    """Return the plain attributes of a link, including those of its classes."""
+    values = {name: value for base in reversed(type(link).__mro__) for name, value in vars(base).items()}
+    values |= vars(link)
+    return {k: v for k, v in values.items() if isinstance(v, PLAIN) and not k.startswith(NOT_READ)}
 
 
-def changed(value):
+def change_value(value):
     if isinstance(value, bool):
         return not value
     return value + 1 if isinstance(value, int) else value * 0.5 + 0.25 if isinstance(value, float) else value
 
 
-def path(row, where, name, fuse):
-    """The parameters after steps between which one attribute changes, or the kind of error."""
+def train_with_change(row, where, name, fuse):
+    """Return the parameters after steps between which one attribute changes, or the type of the error raised.
+
+    Args:
+        row: The row of the law book.
+        where: The index of the link.
+        name: The attribute.
+        fuse: The option of the optimizer.
+    """
     at = LawProblem()
     opt = Optimizer(at.params, *row.links(), fuse=fuse)
     links = [link for top in opt.modules for _, link in top.links()]
     try:
         for t in range(4):
             if t == 2:
-                setattr(links[where], name, changed(attributes(links[where])[name]))
+                setattr(links[where], name, change_value(attributes(links[where])[name]))
             at.backward()
             opt.step()
-    except Exception as error:  # noqa: BLE001 - the kind of error is compared
+    except Exception as error:  # noqa: BLE001 - the type of the error is compared
         return type(error)
     return [param.detach().clone() for param in at.params]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if pointwise(row)], ids=str)
 def test_attributes_are_read_at_every_step(row, monkeypatch):
-    monkeypatch.setenv("MODULI_KERNELS", "foreach")  # what is read is noticed before a form is chosen
+    monkeypatch.setenv("MODULI_KERNELS", "foreach")  # reads are detected before a form is chosen, so one form is enough
     links = [link for top in copy.deepcopy(row.links()) for _, link in top.links()]
-    # The first covariances of SOAP have equal eigenvalues, whose vectors follow the last digit of the parameters.
+    # SOAP's first covariances have equal eigenvalues, whose eigenvectors depend on the last digit of the parameters.
     rtol = 1e-3 if any(type(link).__name__ == "SOAP" for link in links) else 1e-10
     for where, link in enumerate(links):
         for name in attributes(link):
-            ours, theirs = (path(row, where, name, fuse) for fuse in ("auto", False))
+            ours, theirs = (train_with_change(row, where, name, fuse) for fuse in ("auto", False))
             said = f"{type(link).__name__}.{name}"
             if isinstance(ours, type) or isinstance(theirs, type):
                 assert ours is theirs, said
@@ -94,7 +101,7 @@ def test_attributes_are_read_at_every_step(row, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["c", "foreach", "plain"])
-def test_each_step_reads_anew(form, monkeypatch):
+def test_fused_forms_read_attributes_at_every_step(form, monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", form)
     for change in (
         lambda link, v: setattr(link, "s", v),

@@ -1,4 +1,4 @@
-"""A fused step notices what happens to parameters, gradients and state between steps, in every form."""
+"""Every form of a fused step detects changes of parameters, gradients and state between steps."""
 
 import os
 import threading
@@ -101,7 +101,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_between_steps_is_seen(monkeypatch, form, change):
+def test_a_change_between_steps_has_the_effect_it_has_unfused(monkeypatch, form, change):
     monkeypatch.setenv("MODULI_KERNELS", form)
     got, want = train(change), train(change, fuse=False)
     unchanged = train(lambda params, opt: None, fuse=False)
@@ -112,7 +112,7 @@ def test_a_change_between_steps_is_seen(monkeypatch, form, change):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_that_are_missing_now_and_then(monkeypatch, form):
+def test_gradients_that_are_missing_at_some_steps(monkeypatch, form):
     monkeypatch.setenv("MODULI_KERNELS", form)
 
     def skip(step):
@@ -125,7 +125,7 @@ def test_gradients_that_are_missing_now_and_then(monkeypatch, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_many_kinds(monkeypatch, form):
+def test_gradients_of_any_layout_and_dtype_step_as_unfused(monkeypatch, form):
     monkeypatch.setenv("MODULI_KERNELS", form)
     kinds = [
         lambda g: g,
@@ -148,8 +148,8 @@ def test_gradients_of_many_kinds(monkeypatch, form):
         torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-6)
 
 
-def test_moments_kept_by_hand_and_freed_by_torch_harm_nothing(monkeypatch):
-    # Not noticed without asking the link for its state, but never a write to memory that was freed.
+def test_moments_whose_memory_was_replaced_are_not_written_to_freed_memory(monkeypatch):
+    # The replacement may go undetected, but freed memory must not be written.
     monkeypatch.setenv("MODULI_KERNELS", "c")
     params = [torch.nn.Parameter(torch.randn(1 << 16)) for _ in range(8)]
     opt = Optimizer(params, *chain())
@@ -162,7 +162,7 @@ def test_moments_kept_by_hand_and_freed_by_torch_harm_nothing(monkeypatch):
         elif step > 2:
             for moment in moments:
                 moment.data = torch.full_like(moment, 7.0)
-            guards = [torch.full_like(moment, 3.0) for moment in moments]  # likely where the old memory was
+            guards = [torch.full_like(moment, 3.0) for moment in moments]  # likely at the address of the freed moments
             opt.step()
             assert all(bool((guard == 3.0).all()) for guard in guards)
     assert all(bool(p.isfinite().all()) for p in params)
@@ -183,14 +183,14 @@ def test_eight_optimizers_in_eight_threads(monkeypatch, form):
     for thread in threads:
         thread.join()
     assert len(results) == 8
-    for found in results.values():
-        for g, w in zip(found, want, strict=True):
+    for trained in results.values():
+        for g, w in zip(trained, want, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("form", FORMS)
-def test_a_forked_child_goes_on(monkeypatch, form):
+def test_a_forked_child_can_step(monkeypatch, form):
     monkeypatch.setenv("MODULI_KERNELS", form)
     params = make()
     opt = Optimizer(params, *chain())
@@ -198,7 +198,7 @@ def test_a_forked_child_goes_on(monkeypatch, form):
     opt.step()
     give_gradients(params, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+        warnings.simplefilter("ignore")  # newer Pythons warn about a fork while threads run
         child = os.fork()
     if child == 0:
         try:
@@ -209,8 +209,8 @@ def test_a_forked_child_goes_on(monkeypatch, form):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_moment_that_was_shown_once_is_looked_at_ever_after(monkeypatch):
-    """A program that holds a moment may free its storage many steps later: refused, where torch itself would crash."""
+def test_a_freed_moment_is_refused_also_many_steps_after_it_was_handed_out(monkeypatch):
+    """A program with a reference to a moment may free its storage later; the next step raises, where torch would crash."""
     monkeypatch.setenv("MODULI_KERNELS", "c")
     param = torch.nn.Parameter(torch.ones(5000))
     link = m.Adam()
@@ -218,12 +218,12 @@ def test_a_moment_that_was_shown_once_is_looked_at_ever_after(monkeypatch):
     for _ in range(2):
         param.grad = torch.ones(5000)
         opt.step()
-    held = next(
+    moment = next(
         value for value in link.state[param].values() if isinstance(value, torch.Tensor) and value.numel() == 5000
     )
     for _ in range(3):
         opt.step()
-    held.untyped_storage().resize_(0)
+    moment.untyped_storage().resize_(0)
     before = param.detach().clone()
     with pytest.raises(RuntimeError, match="resized to 0"):
         opt.step()

@@ -1,4 +1,4 @@
-"""Settings for some parameters: by name, for norms, and what schedulers find in groups."""
+"""Settings per group: groups by name, norms per group, and the rates that schedulers change."""
 
 import pytest
 import torch
@@ -191,7 +191,7 @@ def test_parameters_that_join_a_module_have_its_names():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("make_params", "words"),
     [
         (lambda w: [w], r"parameter 0 of the group \(shape \(2,\)\) has no name.*pairs.*assign it to the module"),
         (lambda w: w, "parameter 0 of the group .* has no name"),
@@ -199,10 +199,10 @@ def test_parameters_that_join_a_module_have_its_names():
         (lambda w: [2.0], "parameters are tensors, .* got a float"),
     ],
 )
-def test_parameters_without_a_name_beside_named_ones_are_refused(given, words):
+def test_parameters_without_a_name_beside_named_ones_are_refused(make_params, words):
     opt = mo.Optimizer(nn.Linear(2, 2), m.LR(0.1))
     with pytest.raises((TypeError, ValueError), match=words):
-        opt.add_param_group({"params": given(nn.Parameter(torch.ones(2)))})
+        opt.add_param_group({"params": make_params(nn.Parameter(torch.ones(2)))})
     assert len(opt.param_groups) == 1
     plain = mo.Optimizer([nn.Parameter(torch.ones(2))], m.LR(0.1))
     with pytest.raises(ValueError, match="parameters of the optimizer have no names, and those of the new group have"):

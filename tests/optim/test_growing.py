@@ -1,4 +1,4 @@
-"""Optimizers of models that grow and shrink: the state of every entry that stays is where it was."""
+"""Optimizers of models that grow and shrink: the state of every remaining entry stays with it."""
 
 import copy
 
@@ -35,7 +35,7 @@ def test_moments_of_old_entries_stay_in_place(kind):
     losses = train(net, opt)
     before = {name: copy.deepcopy(dict(opt.link("Adam").state[name])) for name, _ in net.named_parameters()}
     grow(net, {"0.out": 7}, example=X)
-    grow(net, {"0.out": 10}, example=X)  # two edits before one step
+    grow(net, {"0.out": 10}, example=X)  # two edits without a step in between
     opt.zero_grad()
     assert opt.param_groups[0]["params"] == list(net.parameters())
     after = {name: opt.link("Adam").state[name] for name in before}
@@ -47,7 +47,7 @@ def test_moments_of_old_entries_stay_in_place(kind):
         assert after[name]["step"] == before[name]["step"]
     assert "3 parameters resized, with the state of units that stay (0.weight, 0.bias, 2.weight)" in opt.explain()
     later = train(net, opt)
-    assert later[0] < losses[-1] + 1e-5  # no jump
+    assert later[0] < losses[-1] + 1e-5  # the loss does not jump
     assert later[-1] < later[0]
     shrink(net, {"0.out": [0, 9, 2]}, example=X)
     kept_rows = opt.link("Adam").state["0.weight"]["exp_avg"][[0, 9, 2]].clone()
@@ -100,7 +100,7 @@ def test_bare_parameters_that_were_resized_are_refused(kind):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("shrunk", [False, True])
-def test_training_goes_on_without_a_jump(name, links, shrunk):
+def test_training_continues_without_a_jump(name, links, shrunk):
     net = make_net()
     opt = mo.Optimizer(net, *links())
     losses = train(net, opt, 4)
@@ -138,7 +138,7 @@ def test_axes_of_an_optimizer_grow_with_it():
     assert opt.binding.axes == mo.axes.trace(net, X)
 
 
-def test_schedulers_scalers_and_groups_go_on():
+def test_schedulers_scalers_and_groups_continue_after_growth():
     net = make_net()
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.1), groups={"2.*": {"lr": 0.2}})
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
@@ -231,7 +231,7 @@ def test_populations_that_cannot_grow_say_why():
 
 @pytest.mark.parametrize("link", ["Adam", "Adafactor", "Shampoo", "LBFGS"])
 def test_state_follows_units_that_only_change_their_order(link):
-    """As when a model is aligned to another: `particles.shrink(net, merge.match_units(net, to, ax), axes=ax)`."""
+    """Reorder units as an alignment does: `particles.shrink(net, merge.match_units(net, to, ax), axes=ax)`."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     other = copy.deepcopy(net)
@@ -256,7 +256,7 @@ def test_state_follows_units_that_only_change_their_order(link):
     torch.testing.assert_close(net(x), before)
     for model, opt in models * 2:
         step(model, opt)
-    restarts = link == "LBFGS"  # its pairs are of all numbers together
+    restarts = link == "LBFGS"  # its pairs are vectors over all parameters
     assert ("restart" in str(models[0][1].explain())) == restarts
     if restarts:
         return

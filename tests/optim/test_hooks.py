@@ -10,7 +10,7 @@ from moduli.optim import _checks, transform
 
 
 def make_link(apply=None, update=None, initialize=None, pointwise=True, **options):
-    """A link whose hooks are functions of (tensor, param, grad, state, setting)."""
+    """Return a link whose hooks call functions of (tensor, param, grad, state, setting)."""
     hooks = {"single_tensor_apply": apply, "single_tensor_update": update, "single_tensor_initialize": initialize}
 
     def wrap(hook):
@@ -77,14 +77,14 @@ def test_mistakes_are_named_at_the_first_step(mistake, form):
     net = make_net()
     before = [param.detach().clone() for param in net.parameters()]
     opt = mo.Optimizer(net, make_link(pointwise=pointwise, **options), m.LR(0.1), fuse=fuse)
-    for _ in range(2):  # and at the second, where the first failed
+    for _ in range(2):  # the first step fails, and so does the second
         with pytest.raises(kind, match=text):
             opt.step()
     assert all(map(torch.equal, net.parameters(), before))
 
 
 @pytest.mark.parametrize("mistake", ["None", "transposed", "no state", "double"])
-def test_pure_steps_and_populations_name_them_too(mistake):
+def test_mistakes_are_named_in_pure_steps_and_populations(mistake):
     options, kind, text = MISTAKES[mistake]
     params = [torch.ones(3, 2)]
     links = [make_link(**options), m.LR(0.1)]
@@ -138,13 +138,13 @@ def test_wrong_counts_and_updates_are_refused():
         assert all(map(torch.equal, net.parameters(), before))
 
 
-def test_hooks_are_checked_once(monkeypatch):
+def test_hooks_are_checked_once_per_set_of_parameters(monkeypatch):
     counted = []
     check = _checks.check_results
 
-    def count(*given):
-        counted.append(given)
-        check(*given)
+    def count(*args):
+        counted.append(args)
+        check(*args)
 
     monkeypatch.setattr(transform, "check_results", count)
     for fuse in ("auto", False):
@@ -160,7 +160,7 @@ def test_hooks_are_checked_once(monkeypatch):
         assert len(counted) > first
 
 
-def test_errors_that_say_enough_stay_as_they_are():
+def test_errors_raised_by_a_hook_are_not_replaced():
     def fail(tensor, param, grad, state, setting):
         raise KeyError("no such table: averages")
 
@@ -236,12 +236,12 @@ class Broken(Base):
         (ReplacedState, r"ReplacedState.__init__ sets self.state.*single_tensor_initialize"),
     ],
 )
-def test_links_that_were_not_made_are_refused_at_once(kind, text):
+def test_links_without_a_complete_constructor_are_refused_at_once(kind, text):
     with pytest.raises(TypeError, match=text):
         kind()
 
 
-def test_other_attributes_are_missed_as_ever():
+def test_other_missing_attributes_raise_attribute_error():
     with pytest.raises(AttributeError, match="'Broken' object has no attribute 'limits'"):
         Broken()
 

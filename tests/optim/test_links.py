@@ -34,10 +34,10 @@ def test_state_is_made_in_every_documented_form():
     assert [t.tolist() for t in link.get_state([a, b], "p", init="param")] == [[1.0, 2.0], [3.0]]
     assert [t.tolist() for t in link.get_state([a, b], "g", init="grad")] == [[5.0, 5.0], [0.0]]
     assert link.get_state([a, b], "n", init=7) == [7, 7]
-    given = torch.ones(1)
-    kept = link.get_state([a, b], "t", init=given)
-    assert kept[0] is not given
-    assert kept[0] is not kept[1]
+    initial = torch.ones(1)
+    buffers = link.get_state([a, b], "t", init=initial)
+    assert buffers[0] is not initial
+    assert buffers[0] is not buffers[1]
     assert link.get_state([a, b], "each", init=[1, 2]) == [1, 2]
     assert link.get_state([a, b], "x", "y", init=[10, torch.ones_like])[0] == [10, 10]
     assert link.get_state([a, b], ["x"]) == [[10, 10]]
@@ -66,7 +66,7 @@ def test_counters_and_generators():
     generator = link.get_generator("cpu", 1)
     torch.rand(1, generator=generator)
     link.reset()
-    assert link.get_generator("cpu", 1) is generator  # random numbers go on after a reset
+    assert link.get_generator("cpu", 1) is generator  # a reset keeps the generator
     assert "n" not in link.global_state
 
 
@@ -97,7 +97,7 @@ def test_arguments_are_explained():
 # ---------------------------------------------------------------- children
 
 
-def test_children():
+def test_children_are_set_chained_and_stepped():
     parent = Half()
     parent.set_child("a", [Half(), Half()])
     parent.set_child("b", Momentum())
@@ -109,12 +109,12 @@ def test_children():
         parent.set_child("b", Half())
     with pytest.raises(KeyError, match="Half has no child 'c'; it has b"):
         parent.inner_step("c", objective(parameter(1.0)))
-    given = objective(parameter(1.0))
-    assert parent.inner_step("c", given, must_exist=False) is given
+    current = objective(parameter(1.0))
+    assert parent.inner_step("c", current, must_exist=False) is current
 
 
 class Inside(optim.TensorTransform):
-    """Runs its child on a buffer of another shape."""
+    """A link that runs its child on a buffer of another shape."""
 
     def __init__(self, inner, *, show_objective=True):
         super().__init__()
@@ -140,7 +140,7 @@ def test_children_on_other_shapes_keep_state_and_inherit_settings():
     assert w.tolist() == [1.0, 2.0]  # the group's lr=0 reaches the link inside
     opt.param_groups[0]["lr"] = 1.0
     opt.step(mo.closure(lambda: w.sum()))
-    assert w.tolist() == [1.0 - 1.9, 2.0 - 1.9]  # and its momentum remembers both steps
+    assert w.tolist() == [1.0 - 1.9, 2.0 - 1.9]  # and its momentum has both gradients
 
 
 def test_children_on_other_shapes_are_saved():
@@ -224,8 +224,8 @@ def test_projected_buffers_in_lists():
     parent.set_child("h", History())
     for _ in range(3):
         parent.inner_step("h", objective(a, b))
-    found = parent.get_child_projected_buffers("h", "grad", [a, b])
-    assert [[t.shape for t in row] for row in found] == [[(1,), (2,)], [(1,), (2,)]]
+    projected = parent.get_child_projected_buffers("h", "grad", [a, b])
+    assert [[t.shape for t in row] for row in projected] == [[(1,), (2,)], [(1,), (2,)]]
 
 
 # ---------------------------------------------------------------- chains
@@ -243,7 +243,7 @@ def test_chains_are_opened_and_lone_links_stay():
         Chain(3)
 
 
-def test_chains_learn_and_apply_apart_like_one_step():
+def test_update_then_apply_of_a_chain_is_one_step():
     torch.manual_seed(0)
     grads = [[torch.randn(3, dtype=torch.float64)] for _ in range(4)]
     w = parameter(0.0, 0.0, 0.0)
@@ -252,21 +252,23 @@ def test_chains_learn_and_apply_apart_like_one_step():
         one, two = objective(w, grads=grad), objective(w, grads=grad)
         expected = whole.step(one).updates
         apart.update(two)
-        assert two.updates is None  # learning does not touch the update
-        found = apart.apply(two).updates
+        assert two.updates is None  # `update` leaves the updates as they are
+        updates = apart.apply(two).updates
         again = objective(w, grads=grad)
-        assert torch.allclose(found[0], expected[0], rtol=1e-14)
-        assert torch.allclose(apart.apply(again).updates[0], expected[0], rtol=1e-14)  # apply may be called again
+        assert torch.allclose(updates[0], expected[0], rtol=1e-14, atol=0)
+        assert torch.allclose(
+            apart.apply(again).updates[0], expected[0], rtol=1e-14, atol=0
+        )  # apply may be called again
 
 
-def test_learning_moves_nothing():
+def test_update_of_a_chain_moves_nothing():
     w = parameter(2.0)
     fn = mo.closure(lambda: (w**2).sum())
-    given = Objective([w], fn)
-    Chain(Half(), Backtrack(), Momentum()).update(given)
+    objective = Objective([w], fn)
+    Chain(Half(), Backtrack(), Momentum()).update(objective)
     assert w.item() == 2.0
-    assert not given.skip_update
-    assert given.post_step_hooks == []
+    assert not objective.skip_update
+    assert objective.post_step_hooks == []
 
 
 def test_stop_is_scoped_to_its_chain():
@@ -288,7 +290,7 @@ def test_stop_is_scoped_to_its_chain():
     assert v.item() == 0.5
 
 
-def test_termination_is_any_of_them():
+def test_an_optimizer_terminates_when_any_link_does():
     w = parameter(1.0)
 
     class Never(Module):
@@ -319,7 +321,7 @@ def test_links_used_twice_are_refused():
         Optimizer([parameter(1.0)], link)
     Optimizer([parameter(1.0)], copy.deepcopy(link))
     del first
-    Optimizer([parameter(1.0)], link)  # its optimizer is gone
+    Optimizer([parameter(1.0)], link)  # its first optimizer was deleted
 
 
 def test_children_given_later_belong_to_the_optimizer():
@@ -335,7 +337,7 @@ def test_children_given_later_belong_to_the_optimizer():
     assert list(parent.children) == ["inner", "more"]
 
 
-def test_learning_at_every_other_step():
+def test_update_freq_runs_update_at_every_other_step():
     class Slow(optim.TensorTransform):
         def __init__(self):
             super().__init__(update_freq=2)
@@ -354,10 +356,10 @@ def test_learning_at_every_other_step():
     assert link.state[w]["seen"] == 3
 
 
-def test_inner_links_come_between_learning_and_applying():
+def test_inner_links_run_between_update_and_apply():
     class Outer(optim.TensorTransform):
         def single_tensor_update(self, tensor, param, grad, loss, state, setting):
-            state["learnt"] = tensor.clone()
+            state["updated"] = tensor.clone()
 
         def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
             state["applied"] = tensor.clone()
@@ -366,11 +368,11 @@ def test_inner_links_come_between_learning_and_applying():
     w = parameter(1.0)
     link = Outer(inner=Half())
     Optimizer([w], link).step(mo.closure(lambda: w.sum()))
-    assert link.state[w]["learnt"].item() == 1.0
+    assert link.state[w]["updated"].item() == 1.0
     assert link.state[w]["applied"].item() == 0.5
 
 
-def test_links_with_states_of_their_own():
+def test_update_and_apply_use_the_states_that_are_passed():
     w = parameter(1.0, 2.0)
     first, second = [{}], [{}]
     link = m.Adam()
@@ -382,7 +384,7 @@ def test_links_with_states_of_their_own():
     assert not link.state[w]
 
 
-def test_what_a_link_returns_is_checked():
+def test_a_link_that_returns_no_objective_is_refused():
     class Forgot(Module):
         def apply(self, objective):
             pass

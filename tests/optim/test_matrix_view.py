@@ -17,7 +17,7 @@ LINKS = {
     "polar express": lambda **words: m.Orthogonalize(method="polar_express", **words),
     "dual norm": lambda **words: m.Orthogonalize(method="svd", dual_norm_correction=True, **words),
     "Shampoo": lambda **words: m.Shampoo(precond_freq=2, **words),
-    # Directions that were never seen have no order, so that following the basis would compare rounding.
+    # Directions without any gradient have equal eigenvalues: their order in the basis would depend on rounding.
     "SOAP": lambda **words: m.SOAP(precond_freq=10, **words),
     "KLShampoo": lambda **words: m.KLShampoo(**words),
     "SPlus": lambda **words: m.SPlus(precond_freq=2, **words),
@@ -72,7 +72,7 @@ def test_heads_of_a_fused_projection_are_separate_matrices(fused, name):
     net, ax = fused
     result = run_whole(net, ax, QKV, LINKS[name](batch="head"))
     start, gradients = net.blocks[0].att.qkv.weight.detach(), make_gradients(result)
-    for head in range(12):  # three times four
+    for head in range(12):  # four heads in each of query, key and value
         rows = slice(6 * head, 6 * head + 6)
         alone = run_alone(start[rows], [grad[rows] for grad in gradients], LINKS[name]())
         torch.testing.assert_close(result[rows], alone, atol=1e-6, rtol=1e-6)
@@ -85,12 +85,12 @@ def test_all_heads_are_one_call(fused):
     calls = []
     link = m.Orthogonalize(batch="head")
     transform = type(link).transform
-    link.transform = lambda *given: calls.append(given[0].shape) or transform(link, *given)
+    link.transform = lambda *args: calls.append(args[0].shape) or transform(link, *args)
     run_whole(net, ax, QKV, link, steps=1)
     assert calls == [(6, 24)]
 
 
-def test_words(fused):
+def test_matrix_view_by_names_of_axes(fused):
     net, example, _ = MODELS["fused qkv"]()
     ax = mo.axes.trace(net, *example, names={"*.qkv.weight": "(qkv=3 head=4 size) model"})
     assert optim.matrix_view(ax.of(QKV), "head").shapes == ((4, 18, 24),)
@@ -116,7 +116,7 @@ def test_uneven_segments_are_one_batch_for_each_size():
 @pytest.mark.parametrize(
     "words", [{}, {"batch": "head"}, {"batch": "segment"}, {"matrix": "out in"}, {"matrix": "in out"}]
 )
-def test_splitting_and_joining_is_the_identity(name, words):
+def test_splitting_into_matrices_and_joining_is_the_identity(name, words):
     torch.manual_seed(0)
     net, example, _ = MODELS[name]()
     ax = mo.axes.trace(net, *example)
@@ -129,7 +129,7 @@ def test_splitting_and_joining_is_the_identity(name, words):
 
 
 def test_rows_are_outputs_wherever_they_are_stored():
-    """A convolution that is transposed has its inputs first; experts are a batch."""
+    """Transposed convolutions store inputs first; experts are a batch of matrices."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.ConvTranspose2d(3, 8, 2), nn.ReLU(), nn.Conv2d(8, 2, 1))
     ax = mo.axes.trace(net, torch.zeros(1, 3, 4, 4))
@@ -158,7 +158,7 @@ def test_kernel_positions_are_separate_matrices():
 
 
 @pytest.mark.parametrize("link", [m.Orthogonalize, m.Shampoo, m.SOAP, m.Adafactor])
-def test_axes_without_words_change_nothing_where_rows_come_first(link):
+def test_axes_without_the_matrix_setting_change_nothing_where_rows_come_first(link):
     torch.manual_seed(0)
     net, example, _ = MODELS["unet"]()
     ax = mo.axes.trace(net, *example)
@@ -166,7 +166,7 @@ def test_axes_without_words_change_nothing_where_rows_come_first(link):
         assert torch.equal(run_whole(net, ax, name, link()), run_whole(net, None, name, link()))
 
 
-def test_wrong_words_and_axes_are_refused(fused):
+def test_wrong_matrix_settings_and_axes_are_refused(fused):
     net, ax = fused
     with pytest.raises(ValueError, match=r"Orthogonalize: 'head' are axes, .* axes=mo.axes.trace"):
         mo.Optimizer(net, m.Orthogonalize(batch="head"), m.LR(0.1))
@@ -230,7 +230,7 @@ def test_populations(name):
 
 
 def test_labels_are_axes():
-    """A module with labelled tensors needs no trace."""
+    """A module with labelled tensors has axes without a trace."""
 
     class Heads(mo.Module):
         def __init__(self):
@@ -252,7 +252,9 @@ def test_labels_are_axes():
     for head in range(4):
         alone = run_alone(start[head], [grad[head] for grad in gradients], m.Orthogonalize())
         torch.testing.assert_close(param.detach()[head], alone, atol=1e-6, rtol=1e-6)
-    assert mo.Optimizer(Heads(), m.Orthogonalize(), m.LR(0.1)).binding.axes is None  # nothing is read unless asked
+    assert (
+        mo.Optimizer(Heads(), m.Orthogonalize(), m.LR(0.1)).binding.axes is None
+    )  # axes are read only if a link needs them
 
 
 def test_soap_with_links_inside_is_refused(fused):

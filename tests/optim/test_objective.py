@@ -1,4 +1,4 @@
-"""The objective: what is evaluated, how often, and in which form closures may be written."""
+"""The objective: which evaluations it makes, how many, and which forms of closures it accepts."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def test_a_loss_only_chain_takes_no_gradient():
     assert objective.grads is None
 
 
-def test_the_loss_comes_back_detached_and_of_the_start():
+def test_a_step_returns_the_detached_loss_at_the_start():
     w = parameter(3.0)
     loss = Optimizer([w], Backtrack()).step(mo.closure(lambda: (w**2).sum()))
     assert loss.item() == 9.0
@@ -82,7 +82,7 @@ def closures(w, opt):
 
 
 class Probe(optim.Module):
-    """Evaluates elsewhere, then relies on the gradient of the start."""
+    """Evaluates at another point, then uses the gradient at the start."""
 
     needs = frozenset({Need.GRADIENT, Need.CLOSURE})
 
@@ -106,7 +106,7 @@ def test_every_kind_of_closure_gives_the_same_step(kind):
     assert torch.allclose(w.detach(), start - 0.1 * 4 * start**3, atol=1e-15)
 
 
-def test_closures_that_cannot_do_it_are_refused_in_a_sentence():
+def test_closures_of_unusable_form_are_refused():
     w = parameter(1.0)
     opt = Optimizer([w], Newton())
     with pytest.raises(ClosureError, match="calls backward"):
@@ -167,17 +167,17 @@ def test_moves_are_undone_for_every_parameter_that_any_link_moved():
     assert (a.item(), b.item()) == (1.0, 2.0)
 
 
-def test_moved_gives_back_values_and_gradients():
+def test_moved_restores_values_and_gradients():
     w = parameter(1.0)
     objective = Objective([w], mo.closure(lambda: (w**2).sum()))
     objective.get_grads()
-    held = w.grad
+    gradient = w.grad
     with pytest.raises(KeyError), objective.moved():
         objective.move_to([torch.zeros_like(w)])
         objective.get_loss(backward=True, at_x0=False)
         raise KeyError
     assert w.item() == 1.0
-    assert w.grad is held
+    assert w.grad is gradient
     assert objective.grads[0].item() == 2.0
 
 
@@ -228,7 +228,7 @@ def test_products_equal_the_hessian(method):
 
 
 @pytest.mark.parametrize("method", ["autograd", "batched_autograd", "fd_central"])
-def test_hutchinson_draws_as_many_vectors_as_asked(method):
+def test_hutchinson_draws_n_samples_vectors(method):
     w = parameter(1.0, -0.5, 2.0)
     scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -240,9 +240,9 @@ def test_hutchinson_draws_as_many_vectors_as_asked(method):
     assert not torch.allclose(estimate(1), scale, atol=1e-2)
     assert torch.allclose(estimate(400), scale, atol=0.15)
     objective = Objective([w], mo.closure(lambda: 0.5 * (scale * w * w).sum()))
-    given = [[torch.ones_like(w)], [-torch.ones_like(w)]]
+    vectors = [[torch.ones_like(w)], [-torch.ones_like(w)]]
     assert torch.allclose(
-        objective.hutchinson_hessian(distribution=given, n_samples=None, hvp_method=method)[0][0], scale, atol=1e-6
+        objective.hutchinson_hessian(distribution=vectors, n_samples=None, hvp_method=method)[0][0], scale, atol=1e-6
     )
 
 
@@ -273,7 +273,7 @@ def test_residuals():
         Objective([w], mo.closure(lambda: w.sum()), needs=frozenset({Need.RESIDUALS})).get_residuals()
 
 
-def test_fixed_closures_hand_over_the_accepted_point():
+def test_fixed_closures_reuse_the_evaluation_at_the_accepted_point():
     def run(fixed):
         w = parameter(3.0, -2.0)
         fn = Counted(lambda: (w**4).sum())
@@ -287,7 +287,7 @@ def test_fixed_closures_hand_over_the_accepted_point():
     assert once == twice - 4
 
 
-def test_what_was_carried_over_is_dropped_when_the_parameters_changed():
+def test_a_reused_evaluation_is_dropped_when_the_parameters_changed():
     w = parameter(3.0)
     fn = Counted(lambda: (w**4).sum())
     opt = Optimizer([w], Half(0.005), Backtrack())
@@ -314,7 +314,7 @@ def test_clones_share_evaluations_but_not_updates():
     assert objective.updates is objective.update
 
 
-def test_the_objectives_own_closure_evaluates_and_can_be_replaced():
+def test_the_closure_of_an_objective_evaluates_and_can_be_replaced():
     w = parameter(2.0)
     objective = Objective([w], mo.closure(lambda: (w**2).sum()))
     assert objective.closure(backward=False).item() == 4.0

@@ -1,32 +1,18 @@
 """State that is stored on the host between steps."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from launching import TESTS, run_python
 from moduli import Optimizer, m, presets
 from moduli.optim import offload
 
-TESTS = Path(__file__).parent.parent
-
 
 def test_state_is_on_the_host_between_steps_on_a_device():
-    path = f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "optim" / "offloaded_worker.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, devices in json.loads(done.stdout).items():
+    printed = run_python(TESTS / "optim" / "offload_worker.py")
+    for name, devices in json.loads(printed).items():
         assert devices == [["cpu"], ["cpu"], ["pretend"]], name
 
 
@@ -34,7 +20,7 @@ def test_state_is_on_the_host_between_steps_on_a_device():
     "make", [lambda: presets.adamw(lr=0.1), lambda: presets.muon(lr=0.1), lambda: presets.soap(lr=0.1)]
 )
 @pytest.mark.parametrize("fuse", ["auto", False])
-def test_streamed_state_gives_the_same_numbers(monkeypatch, make, fuse):
+def test_streamed_state_gives_the_same_parameters(monkeypatch, make, fuse):
     def train(groups):
         generator = torch.Generator().manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
@@ -49,7 +35,7 @@ def test_streamed_state_gives_the_same_numbers(monkeypatch, make, fuse):
         return [param.detach().clone() for param in net.parameters()]
 
     expected = train({})
-    # The host is the device here, so that state is fetched and stored with numbers; few elements at a time.
+    # Treat the CPU as a device, so that state is fetched and stored with real values, a few elements at a time.
     monkeypatch.setattr("moduli.optim._cohorts.is_host", lambda device: False)
     monkeypatch.setattr("moduli.optim._cohorts.STREAMED", 8)
     monkeypatch.setattr(offload, "copy_to_host", lambda tensor, place: tensor.clone())
@@ -63,7 +49,7 @@ def test_streamed_state_gives_the_same_numbers(monkeypatch, make, fuse):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_what_is_refused_and_what_is_saved():
+def test_wrong_values_of_offload_are_refused_and_right_ones_are_saved():
     net = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match='offload is \'disk\'; it is "cpu", "pinned"'):
         Optimizer(net, m.Adam(), m.LR(0.1), groups={"*": {"offload": "disk"}})

@@ -1,4 +1,4 @@
-"""The optimizer: what it takes, what it refuses, what it reports."""
+"""The optimizer: accepted parameters, errors at construction, steps, fusing, and `explain`."""
 
 import gc
 import weakref
@@ -20,9 +20,9 @@ def parameter(*values, dtype=torch.float64):
 # ---------------------------------------------------------------- construction
 
 
-def test_everything_that_holds_parameters_is_taken():
+def test_parameters_are_taken_in_every_form():
     net = torch.nn.Linear(2, 1)
-    for given in (
+    for params in (
         net,
         net.parameters(),
         net.named_parameters(),
@@ -31,7 +31,7 @@ def test_everything_that_holds_parameters_is_taken():
         [{"params": list(net.named_parameters()), "lr": 0.5}],
         {"params": [net.weight]} and [{"params": net.weight}, {"params": net.bias}],
     ):
-        opt = Optimizer(given, m.LR(0.1))
+        opt = Optimizer(params, m.LR(0.1))
         assert isinstance(opt, torch.optim.Optimizer)
         assert sum(len(group["params"]) for group in opt.param_groups) == 2
     assert Optimizer(net, m.LR(0.1)).model is net
@@ -62,7 +62,7 @@ def test_a_failed_construction_claims_no_link():
     Optimizer([w], link)
 
 
-def test_names_are_given_once():
+def test_duplicate_names_are_refused():
     a, b = parameter(1.0), parameter(2.0)
     opt = Optimizer([("a", a)], Half())
     with pytest.raises(ValueError, match="two parameters are named 'a'"):
@@ -87,7 +87,7 @@ def test_population_links_need_a_population():
 # ---------------------------------------------------------------- stepping
 
 
-def test_without_closure_the_gradients_are_used_and_kept():
+def test_a_step_without_closure_uses_the_gradients_and_leaves_them():
     w = parameter(1.0, 2.0)
     w.grad = torch.ones_like(w)
     opt = Optimizer([w], Half(0.5), m.LR(0.5))
@@ -97,7 +97,7 @@ def test_without_closure_the_gradients_are_used_and_kept():
     assert (opt.num_evaluations, opt.current_step) == (1, 1)
 
 
-def test_a_known_loss_serves_where_only_the_loss_is_needed():
+def test_a_loss_that_is_passed_serves_links_that_need_only_the_loss():
     w = parameter(1.0)
     w.grad = torch.ones_like(w)
     opt = Optimizer([w], WantsLoss(), m.LR(0.5))
@@ -134,7 +134,7 @@ def test_parameters_without_gradient_stay_as_torch_leaves_them():
         opt.step()
         other.step()
     for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, rtol=1e-12)
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
@@ -157,7 +157,7 @@ def test_parameters_may_be_frozen_thawed_swapped_and_added_between_steps():
     b.requires_grad_(True)
     step()
     assert (a.item(), b.item()) == (-3.25, -1.5)
-    a.data = torch.tensor([10.0], dtype=torch.float64)  # other memory
+    a.data = torch.tensor([10.0], dtype=torch.float64)  # the parameter has new memory
     step()
     assert a.item() == 10 - 1.875
     c = parameter(0.0)
@@ -166,7 +166,7 @@ def test_parameters_may_be_frozen_thawed_swapped_and_added_between_steps():
     assert c.item() == -2.0
 
 
-def test_what_links_published():
+def test_attributes_published_by_links_are_on_the_optimizer():
     w = parameter(3.0)
     opt = Optimizer([w], Backtrack())
     opt.step(mo.closure(lambda: (w**2).sum()))
@@ -224,7 +224,7 @@ def test_an_optimizer_is_collected():
     gc.disable()
     try:
         del opt
-        assert gone() is None  # no cycles: nothing waits for the collector
+        assert gone() is None  # there are no reference cycles, so it is freed without the collector
     finally:
         gc.enable()
 
@@ -253,13 +253,13 @@ def test_explain_says_what_runs_together_and_why_not():
 def test_explain_says_which_form_ran_and_why(monkeypatch):
     weight, bias = parameter(*map(float, range(5000))), parameter(3.0)
     opt = Optimizer([weight, bias], Momentum(), m.LR(1.0))
-    assert "one pass, which" in opt.explain()  # nothing ran yet
+    assert "one pass, which" in opt.explain()  # no step was made yet
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
     weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
     opt.step()
     assert "one pass (foreach), which" in opt.explain()
     assert "because MODULI_KERNELS=foreach" in opt.explain()
-    weight.grad = torch.ones_like(bias).expand(5000)  # no kernel takes so many
+    weight.grad = torch.ones_like(bias).expand(5000)  # kernels do not take expanded tensors
     opt.step()
     assert "one pass (mixed), which" in opt.explain()
     assert "plain: the function itself, tensor by tensor, for 1 of 2 tensors" in opt.explain()
@@ -269,7 +269,7 @@ def test_explain_says_which_form_ran_and_why(monkeypatch):
     assert "one pass (plain), which" in opt.explain()
 
 
-def test_why_a_link_is_not_fused():
+def test_explain_says_why_a_link_is_not_fused():
     from moduli.optim.segments import explain_unfused
 
     inner = Half()
@@ -326,7 +326,7 @@ def test_fused_equals_plain_over_mixed_parameters(dtype):
         assert torch.allclose(a, b, rtol=1e-12 if a.dtype in (torch.float64, torch.complex128) else 1e-5)
 
 
-def test_state_changed_by_hand_is_seen_by_the_pass():
+def test_state_changed_by_hand_is_used_by_the_fused_pass():
     w = parameter(0.0)
     opt = Optimizer([w], Momentum(momentum=1.0), m.LR(1.0))
     opt.step(mo.closure(lambda: w.sum()))

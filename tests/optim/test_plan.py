@@ -1,4 +1,4 @@
-"""One plan: what changes it, what it costs to ask, and that nothing it knows is used when it is stale."""
+"""The plan of a step: it is reused between equal steps, rebuilt after changes, and cheap to check."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ def chain():
 
 @pytest.mark.parametrize("kind", ["chain", "population"])
 def test_calls_and_files_of_a_warm_step(monkeypatch, kind):
-    """A repeated step is short to read: the calls of functions of the library, and the files that they are in."""
+    """A repeated step makes few calls of functions of the library, defined in few files."""
     monkeypatch.setenv("MODULI_KERNELS", "auto")
     params, opt = make(*chain())
     if kind == "population":
@@ -57,21 +57,21 @@ def test_calls_and_files_of_a_warm_step(monkeypatch, kind):
     assert len(set(files)) <= count
 
 
-def test_what_makes_another_plan():
+def test_changes_that_make_another_plan():
     params, opt = make(*chain())
     step(params, opt)
     step(params, opt)
     plan = opt._plan
-    opt.param_groups[0]["lr"] = 0.5  # a number for a number
+    opt.param_groups[0]["lr"] = 0.5  # another number of the same kind
     step(params, opt)
     assert opt._plan is plan
     changes = {
         "a frozen parameter": lambda: params[1].requires_grad_(False),
-        "a setting that is no number": lambda: opt.param_groups[0].update({"lr": lambda t: 0.1}),
+        "a setting that becomes a function": lambda: opt.param_groups[0].update({"lr": lambda t: 0.1}),
         "a declaration": lambda: setattr(opt.modules[3], "elementwise", False),
         "state that is handed out": lambda: opt.modules[1].state[params[0]],
         "state that is replaced": lambda: opt.modules[1].state[params[0]].update(step=3),
-        "everything forgotten": lambda: opt.reset(),
+        "a reset": lambda: opt.reset(),
     }
     for what, change in changes.items():
         plan = opt._plan
@@ -80,7 +80,7 @@ def test_what_makes_another_plan():
         assert opt._plan is not plan, what
 
 
-def test_state_that_was_handed_out_plans_once():
+def test_reading_state_again_makes_no_other_plan():
     params, opt = make(*chain())
     step(params, opt)
     step(params, opt)
@@ -96,8 +96,8 @@ def test_state_that_was_handed_out_plans_once():
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_gradients_that_come_and_go(missing):
-    """Of a chain that clips: the norm is over the gradients that are there, and the others are left alone."""
+def test_a_clipped_chain_with_gradients_missing_at_some_steps(missing):
+    """The norm is over the present gradients, and parameters without one are left alone."""
     results = []
     for fuse in ("auto", False):
         params = [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in ((8, 8), (3,))]

@@ -1,4 +1,4 @@
-"""Two processes: the numbers of one, or a refusal. They are started once and make all checks of `process_worker`."""
+"""Two processes compute what one computes, or raise. They are started once and run all checks of `process_worker`."""
 
 import ast
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    """What each process found wrong, by the name of the check."""
+    """Return for each process a dict of the differences it reported, by the name of the check."""
     folder = tmp_path_factory.mktemp("processes")
     launch("optim/process_worker.py", 2, lambda rank: (folder / "store", folder / f"out{rank}"))
     return [ast.literal_eval((folder / f"out{rank}").read_text()) for rank in range(2)]
@@ -29,5 +29,5 @@ def problems(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes(problems, name):
-    for found in problems:
-        assert found[name] == []
+    for by_check in problems:
+        assert by_check[name] == []

@@ -11,7 +11,7 @@ from moduli import m, presets
 from moduli.optim import ChainError, TensorTransform, functional, maybe_chain
 
 D = torch.float64
-# `torch.func.jvp` itself warns when it is first used.
+# `torch.func.jvp` warns when it is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 
@@ -43,7 +43,14 @@ NUMBERS = torch.tensor([0.05, 0.1, 0.3], dtype=D)
 
 
 def run(make, number, dtype=D, shift=0.0):
-    """Parameters with two, one and no axes after three steps, as one vector."""
+    """Return parameters with one, two and no axes after three pure steps, as one vector.
+
+    Args:
+        make: A function of a number that returns links.
+        number: The number.
+        dtype: The dtype of the parameters.
+        shift: A number added to the parameters at the start.
+    """
     sizes = [(3,), (2, 2), ()]
     params = [torch.linspace(-1.31, 1.17, math.prod(s), dtype=D).reshape(s).to(dtype) + shift for s in sizes]
     links = make(number)
@@ -56,7 +63,7 @@ def run(make, number, dtype=D, shift=0.0):
 
 
 class Scaled(TensorTransform):
-    """Divides by a running mean of the size of the update, one number for each tensor."""
+    """Divides the update by a running mean of its size, one scalar per tensor."""
 
     def single_tensor_initialize(self, tensor, param, grad, loss, state, setting):
         state["size"] = torch.zeros((), dtype=tensor.dtype)
@@ -89,7 +96,7 @@ def test_numbers_in_the_state_of_larger_tensors_keep_their_shape(dtype):
     torch.testing.assert_close(tangent, expected)
 
 
-def test_the_usual_presets_are_among_them():
+def test_the_usual_presets_are_differentiable():
     assert {"adam", "adamw", "sgd", "momentum", "nesterov", "rmsprop", "adagrad", "lion", "lamb"} <= PRESETS.keys()
 
 
@@ -100,8 +107,8 @@ def test_vmap_over_a_setting_is_a_loop(name):
     assert not torch.equal(expected[0], expected[1])
     torch.testing.assert_close(torch.vmap(lambda number: run(make, number))(NUMBERS), expected, rtol=1e-11, atol=1e-13)
     with torch.no_grad():
-        found = torch.vmap(lambda number: run(make, number))(NUMBERS)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+        result = torch.vmap(lambda number: run(make, number))(NUMBERS)
+    torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-13)
     single = torch.vmap(lambda number: run(make, number, torch.float32))(NUMBERS.float())
     looped = torch.stack([run(make, number, torch.float32) for number in NUMBERS.float()])
     torch.testing.assert_close(single, looped, rtol=1e-4, atol=1e-5)
@@ -138,7 +145,7 @@ def test_transforms_compose_over_parameters_and_settings(name):
     torch.testing.assert_close(slopes, looped, rtol=1e-9, atol=1e-12)
 
 
-def test_a_state_goes_in_and_out_of_a_transform():
+def test_state_passes_into_and_out_of_a_transform():
     links, x = [m.Adam(), m.LR(0.1)], [torch.tensor(1.0), torch.ones(2)]
     x, state = functional.step(links, x, [torch.tensor(0.5), torch.ones(2)], functional.init(links, x))
 
@@ -153,7 +160,7 @@ def test_a_state_goes_in_and_out_of_a_transform():
     assert all(t.dtype == torch.float32 for t in (*tangents[0], tangents[1]))
 
 
-def test_a_tangent_without_torch_func_is_kept_without_grad_mode():
+def test_a_tangent_without_torch_func_passes_without_grad_mode():
     with torch.no_grad(), forward_ad.dual_level():
         rate = forward_ad.make_dual(torch.tensor(0.1, dtype=D), torch.tensor(1.0, dtype=D))
         tangent = forward_ad.unpack_dual(run(lambda number: [m.LR(number)], rate)).tangent

@@ -1,4 +1,4 @@
-"""Pointwise hooks are pure: what they read is compared, or the link runs by itself and says why."""
+"""Pointwise hooks may read values outside their arguments: these are compared at each step, or the link runs unfused."""
 
 import torch
 
@@ -35,7 +35,7 @@ class Own(mo.optim.TensorTransform):
 
 
 def run(link, change):
-    """Steps of one after the other with factors 1, 3 and 2."""
+    """Return the lengths of three steps, with factors 1, 3 and 2, and the explanation."""
     w = torch.nn.Parameter(torch.zeros(3))
     opt = mo.Optimizer([w], m.HeavyBall(0.0), link, m.LR(1.0))
     moved = []
@@ -49,14 +49,14 @@ def run(link, change):
     return moved, opt.explain()
 
 
-def test_a_dictionary_is_read_at_every_step_by_a_link_on_its_own():
+def test_a_link_that_reads_a_dictionary_is_not_fused():
     moved, explained = run(Configured(), lambda value: SETTINGS.update(scale=value))
     assert moved == [1.0, 3.0, 2.0]
     assert "Configured.single_tensor_apply.SETTINGS is a dict" in explained
-    assert explained.count("one pass") == 2  # the links around it are still fused
+    assert explained.count("one pass") == 2  # the links before and after it are still fused
 
 
-def test_constants_and_attributes_are_compared():
+def test_a_fused_link_reads_globals_and_attributes_at_every_step():
     moved, explained = run(Named(), lambda value: globals().update(FACTOR=value))
     assert moved == [1.0, 3.0, 2.0]
     assert explained.count("one pass") == 1
@@ -67,7 +67,7 @@ def test_constants_and_attributes_are_compared():
 
 
 def test_a_plan_is_made_again_after_each_kind_of_change():
-    """Groups, defaults, declarations of links, frozen and new parameters: the next step knows."""
+    """The step after a change of groups, settings, or frozen and new parameters uses the change."""
     a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     lr = m.LR(1.0)
     opt = mo.Optimizer([a], m.HeavyBall(0.0), lr)
@@ -91,14 +91,14 @@ def test_a_plan_is_made_again_after_each_kind_of_change():
     a.requires_grad_(False)
     assert step() == [0.0, 0.25]
     a.requires_grad_(True)
-    opt.param_groups[0] = dict(opt.param_groups[0])  # a group that counts nothing
+    opt.param_groups[0] = dict(opt.param_groups[0])  # a plain dict, which does not record changes
     opt.param_groups[0]["lr"] = 2.0
     assert step() == [2.0, 2.0]
     opt.param_groups[0]["lr"] = 3.0
     assert step() == [3.0, 3.0]
 
 
-def test_defaults_and_declarations_count_too():
+def test_changes_of_defaults_and_declarations_take_effect():
     w = torch.nn.Parameter(torch.zeros(2))
     link = Own()
     opt = mo.Optimizer([w], link, m.Mul(1.0))

@@ -1,4 +1,4 @@
-"""Links that put another objective in place of the loss."""
+"""Links that replace the loss by another objective."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def parameter(*values):
 
 
 class Ahead(Reformulation):
-    """The gradient a little ahead of the parameters, which it moves and leaves there."""
+    """Evaluates at points that it moves the parameters to, and does not move them back."""
 
     def __init__(self, modules=None):
         super().__init__({"by": 1.0}, modules)
@@ -64,7 +64,7 @@ def test_a_reformulation_needs_a_closure():
         Optimizer([w], Ahead(), m.LR(0.1)).step()
 
 
-def test_searches_search_the_new_objective_and_carry_nothing_over():
+def test_line_searches_use_the_new_objective_and_reuse_no_evaluation():
     w = parameter(2.0)
     opt = Optimizer([w], Ahead(), Half(0.1), Backtrack())
     fn = mo.closure(lambda: (w**2).sum(), fixed=True)

@@ -1,4 +1,4 @@
-"""State dicts and checkpoints that moduli 0.2 wrote: they load, go on as they did there, and are saved again alike."""
+"""State dicts and checkpoints written by moduli 0.2 load, continue as they did there, and are saved again equal."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ from optim.saved_cases import CASES, STEPS, read_state, train
 
 FOLDER = Path(__file__).parent / "saved_by_0_2"
 PORTABLE = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.portable.pt.gz"))
-# Version 0.2 kept the state of half precision in half precision, and rounds more often.
+# Version 0.2 stored the state of half-precision parameters in half precision, and rounded more often.
 TOLERANCES = {"half": (1e-2, 1e-2)}
 
 
@@ -35,7 +35,7 @@ def resave(opt):
 
 
 @pytest.mark.parametrize(("name", "portable"), [(name, False) for name in CASES] + [(name, True) for name in PORTABLE])
-def test_state_dicts_go_on(name, portable):
+def test_state_dicts_resume(name, portable):
     saved = read_state(FOLDER, name, portable)
     model, opt = CASES[name]()
     set_values(model, saved["before"])
@@ -49,10 +49,10 @@ def test_state_dicts_go_on(name, portable):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_checkpoints_go_on(name, tmp_path):
+def test_checkpoints_resume(name, tmp_path):
     saved, path = read_state(FOLDER, name), tmp_path / "saved.safetensors"
     path.write_bytes(gzip.decompress((FOLDER / f"{name}.safetensors.gz").read_bytes()))
-    for _ in range(2):  # the second time from a file of this version
+    for _ in range(2):  # the second time from a file written by this version
         model, opt = CASES[name]()
         part = {"population": model} if isinstance(model, mo.Population) else {"module": model}
         mo.load(path, **part, optimizer=opt, rng=False)

@@ -1,4 +1,4 @@
-"""Schedules as values: the same as torch's own, at every step, for any setting."""
+"""Schedules equal torch's at every step, and any setting takes one."""
 
 import pickle
 from itertools import pairwise
@@ -13,12 +13,12 @@ from moduli.optim import schedules
 
 def torch_rates(scheduler, steps):
     opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
-    made = scheduler(opt)
+    torch_scheduler = scheduler(opt)
     rates = []
     for _ in range(steps):
         rates.append(opt.param_groups[0]["lr"])
         opt.step()
-        made.step()
+        torch_scheduler.step()
     return rates
 
 
@@ -74,7 +74,7 @@ def test_impossible_schedules_are_refused(make, match):
         make()
 
 
-def test_after_is_zero_first():
+def test_after_is_zero_until_its_step():
     rate = schedules.After(2, schedules.Cosine(1.0, steps=4))
     assert [rate(t) for t in (0, 1)] == [0.0, 0.0]
     assert rate(2) == schedules.Cosine(1.0, steps=4)(2)

@@ -14,7 +14,7 @@ def parameter(*values):
 
 
 def moved(*groups, links):
-    """How far each parameter goes in one step from 0 with gradient 1."""
+    """Return how far each parameter moves in one step from 0 with gradient 1."""
     opt = Optimizer(list(groups), *links)
     params = [p for group in opt.param_groups for p in group["params"]]
     opt.step(mo.closure(lambda: sum(p.sum() for p in params)))
@@ -40,7 +40,7 @@ def test_an_address_names_one_link():
     assert moved({"params": [parameter(0.0)], "third.factor": 2.0}, links=links) == [2.0]
 
 
-def test_aliases():
+def test_aliases_of_settings():
     w = parameter(1.0)
     opt = Optimizer([{"params": [w], "betas": (0.5, 0.6)}], m.Adam())
     setting = opt.link("Adam").settings[w]
@@ -51,7 +51,7 @@ def test_aliases():
     assert link.settings[w]["beta2"] == 0.2
 
 
-def test_what_is_shown_does_not_override():
+def test_defaults_shown_in_groups_do_not_override_links():
     w = parameter(1.0)
     opt = Optimizer([{"params": [w], "beta1": 0.5}], m.Adam(beta2=0.9))
     assert opt.param_groups[0]["betas"] == (0.5, 0.9)
@@ -93,7 +93,7 @@ def test_every_number_can_be_a_schedule_or_a_tensor():
     assert path == [-1.0, -6.0, -31.0]
 
 
-def test_changes_are_noticed_wherever_they_are_made():
+def test_changes_of_settings_in_any_place_take_effect():
     w = parameter(0.0)
     opt = Optimizer([w], Half(1.0), m.LR(1.0))
     step = lambda: (w.data.zero_(), opt.step(mo.closure(lambda: w.sum())), -w.item())[-1]  # noqa: E731

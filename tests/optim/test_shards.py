@@ -1,4 +1,4 @@
-"""Parameters in shards: two processes with FSDP2 train as one process without does."""
+"""Two processes with FSDP2 train as one process without it."""
 
 import os
 import subprocess
@@ -69,23 +69,23 @@ for index, links in enumerate(CHAINS):
         assert isinstance(p, DTensor)
         torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-12)
 
-# Reductions: shards are summed over processes, copies counted once, terms added up first, ordinary tensors as they are.
+# Reductions: shards are summed over processes, replicas counted once, partial sums added first, plain tensors unmodified.
 whole = torch.arange(1.0, 8.0).double()
 shards = distribute_tensor(whole, mesh, [Shard(0)])
 copies = distribute_tensor(whole, mesh, [Replicate()])
 terms = DTensor.from_local(whole / 2, mesh, [Partial()])
 with torch.no_grad():
-    for given in ([shards], [copies], [terms], [shards, copies, whole], [whole, terms]):
-        plain = [whole] * len(given)
+    for tensors in ([shards], [copies], [terms], [shards, copies, whole], [whole, terms]):
+        plain = [whole] * len(tensors)
         for function in (kernels.norm, kernels.sum, kernels.amax):
-            torch.testing.assert_close(function(given), function(plain))
-        torch.testing.assert_close(kernels.dot(given, given), kernels.dot(plain, plain))
-    one = distribute_tensor(-whole[:1], mesh, [Shard(0)])  # the second process holds nothing of it
+            torch.testing.assert_close(function(tensors), function(plain))
+        torch.testing.assert_close(kernels.dot(tensors, tensors), kernels.dot(plain, plain))
+    one = distribute_tensor(-whole[:1], mesh, [Shard(0)])  # its shard in the second process is empty
     for function in (kernels.norm, kernels.sum, kernels.amax):
         torch.testing.assert_close(function([one]), function([-whole[:1]]))
     torch.testing.assert_close(kernels.dot([shards], [copies]), kernels.dot([whole], [whole]))
 
-# What can't be had of pieces is refused when built, in a sentence.
+# Chains that need whole tensors or a graph are refused when built.
 for links in ([m.Newton()], [m.Wrap(torch.optim.Adam)], [m.AdaHessian(), m.LR(0.1)]):
     net = make()
     fully_shard(net)
@@ -97,7 +97,7 @@ for links in ([m.Newton()], [m.Wrap(torch.optim.Adam)], [m.AdaHessian(), m.LR(0.
         raise AssertionError(f"{links} are accepted")
 dist.destroy_process_group()
 print("done", flush=True)
-os._exit(0)  # threads of torch may still ask for the interpreter, which aborts where it is gone
+os._exit(0)  # a thread of torch may still use the interpreter, and aborts if that has ended
 """
 
 
@@ -114,10 +114,10 @@ def test_two_processes_with_shards_equal_one_without(tmp_path):
         for rank in range(2)
     ]
     try:
-        found = [run.communicate(timeout=600) for run in runs]
+        outputs = [run.communicate(timeout=600) for run in runs]
     finally:
         for run in runs:
             run.kill()
-    for run, (out, err) in zip(runs, found, strict=True):
+    for run, (out, err) in zip(runs, outputs, strict=True):
         assert run.returncode == 0, err
         assert out.strip().endswith("done")

@@ -59,7 +59,7 @@ def train(model, opt, steps):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_of_torch_goes_on_here(name):
+def test_a_run_of_torch_resumes_in_moduli(name):
     make, links = CASES[name]
     model = net()
     theirs = make(model.parameters())
@@ -74,28 +74,28 @@ def test_a_run_of_torch_goes_on_here(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_goes_on_in_torch(name):
+def test_a_run_of_moduli_resumes_in_torch(name):
     make, links = CASES[name]
     model = net()
     theirs = make(model.parameters())
     train(model, theirs, 2)
     ours = Optimizer(model, links())
-    ours.load_state_dict(theirs.state_dict())  # with its settings
+    ours.load_state_dict(theirs.state_dict())  # settings included
     train(model, ours, 2)
     other = copy.deepcopy(model)
     again = make(other.parameters())
     for group in again.param_groups:
-        group["lr"] = 123.0  # settings are those of the state
+        group["lr"] = 123.0  # loading the state must replace it
     again.load_state_dict(ours.to_torch_state_dict())
     train(model, ours, 3)
     train(other, again, 3)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(
             a, b, rtol=1e-6 if name == "NAdam" else 1e-12, atol=1e-12
-        )  # its product is a float32
+        )  # its product of momenta is a float32 in torch
 
 
-def test_muon_of_torch_goes_on_here_and_back():
+def test_muon_of_torch_resumes_in_moduli_and_back():
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(2)]
     theirs = torch.optim.Muon(weights, 0.02, weight_decay=0.1)
@@ -170,7 +170,7 @@ def decayed(p):
         (lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), lambda: [presets.sgd()], "HeavyBall or NAG keeps here"),
     ],
 )
-def test_what_the_chain_would_not_do_is_refused(make, links, says):
+def test_settings_of_torch_that_the_chain_does_not_have_are_refused(make, links, says):
     model = net()
     theirs = make(model.parameters())
     train(model, theirs, 1)
@@ -182,7 +182,7 @@ def test_what_the_chain_would_not_do_is_refused(make, links, says):
     assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
 
 
-def test_decay_is_found_on_its_side_of_the_chain():
+def test_coupled_decay_loads_into_a_link_before_the_momentum():
     model = net()
     theirs = decayed(model.parameters())
     train(model, theirs, 2)
@@ -221,7 +221,7 @@ def test_settings_of_groups_that_are_one_here_are_not_lost(of_torch):
     assert [group["lr"] for group in parts.param_groups] == [0.3, 0.3]
 
 
-def test_state_shows_what_links_keep():
+def test_opt_state_has_the_per_parameter_state_of_all_links():
     model = net()
     opt = Optimizer(model, m.ClipNorm(1.0), m.Adam(), m.HeavyBall(0.5), m.LR(0.1))
     assert not opt.state
@@ -231,7 +231,7 @@ def test_state_shows_what_links_keep():
     assert {"1.Adam/exp_avg", "1.Adam/exp_avg_sq", "1.Adam/step", "2.HeavyBall/exp_avg"} <= set(entries)
     assert entries["1.Adam/exp_avg"] is opt.link("Adam").state[model[0].weight]["exp_avg"]
     assert len(opt.state) == 4
-    # As trainers move state to a device: every row is assigned again.
+    # Trainers that copy state to a device assign every row.
     for param, row in opt.state.items():
         opt.state[param] = dict(row)
         for key, value in row.items():
@@ -242,7 +242,7 @@ def test_state_shows_what_links_keep():
     assert len(copy.deepcopy(opt.state)) == 4
 
 
-def test_what_would_vanish_from_state_is_refused():
+def test_assigning_entries_that_no_link_has_is_refused():
     model = net()
     weight = model[0].weight
     opt = Optimizer(model, m.Adam(), m.LR(0.1))
@@ -267,7 +267,9 @@ def test_what_would_vanish_from_state_is_refused():
         with pytest.raises(TypeError, match="not kept"):
             write()
     assert str(opt.state_dict()) == str(before)
-    plain = Optimizer(net(), m.LR(0.1))  # as ZeroRedundancyOptimizer writes back what it was given for such a chain
+    plain = Optimizer(
+        net(), m.LR(0.1)
+    )  # ZeroRedundancyOptimizer writes back the state it read, which is empty for such a chain
     plain.state[plain.list_params()[0]] = {"moduli": torch.zeros(1)}
 
 
@@ -283,7 +285,7 @@ def test_maximize_ascends_as_torch_does():
     for a, b, c in zip(model.parameters(), other.parameters(), third.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(a.grad, b.grad)  # the gradients of the user's loss
+        torch.testing.assert_close(a.grad, b.grad)  # `.grad` has the gradients of the user's loss, not of its negative
         torch.testing.assert_close(a.grad, c.grad)
 
 

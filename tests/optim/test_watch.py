@@ -1,4 +1,4 @@
-"""The numbers of a step: norms found inside the pass equal those of a chain that is run link by link."""
+"""Statistics of a step: norms computed inside a fused pass equal those of a chain that is run link by link."""
 
 import copy
 
@@ -39,7 +39,7 @@ def test_norms_are_those_of_the_chain_link_by_link(fuse, dtype):
     assert log() == {}
     tolerance = {"rel": 1e-6 if dtype is not torch.bfloat16 else 2e-2}
     for step in range(3):
-        # The same chain, cut off behind each of its links.
+        # The reference runs the chain truncated after each of its links.
         nets = [copy.deepcopy(net) for _ in CHAIN]
         loss = backward(net, scale=3.0)
         optimizer_state = optimizer.state_dict()
@@ -64,7 +64,7 @@ def test_norms_are_those_of_the_chain_link_by_link(fuse, dtype):
         assert numbers["norm/0.ClipNorm"] == pytest.approx(min(0.5, grads), **tolerance)
         assert numbers["clipped/0.ClipNorm"] == float(grads > 0.5)
         moved = norm([a - b for a, b in zip(net.parameters(), before, strict=True)])
-        if dtype is not torch.bfloat16:  # in which the moves are rounded
+        if dtype is not torch.bfloat16:  # bfloat16 rounds the moves
             for path, size in zip(("0.ClipNorm", "1.Adam", "2.WeightDecay", "3.LR"), expected, strict=True):
                 assert numbers[f"norm/{path}"] == pytest.approx(size, rel=1e-4), path
             assert numbers["update_norm"] == pytest.approx(moved, rel=1e-4)
@@ -73,7 +73,7 @@ def test_norms_are_those_of_the_chain_link_by_link(fuse, dtype):
 
 
 @pytest.mark.parametrize("form", ["foreach", "plain"])
-def test_other_forms_find_the_same_sums(monkeypatch, form):
+def test_every_form_of_a_pass_gives_the_same_sums(monkeypatch, form):
     def run():
         net = make_net(torch.float32)
         optimizer = Optimizer(net, *(make() for make in CHAIN))
@@ -92,7 +92,7 @@ def test_other_forms_find_the_same_sums(monkeypatch, form):
         kernels.reset()
 
 
-def test_watching_changes_no_number_and_ends():
+def test_watching_changes_no_parameter_and_can_be_stopped():
     nets = [make_net(), make_net()]
     optimizers = [Optimizer(net, *(make() for make in CHAIN)) for net in nets]
     log = optimizers[0].watch()
@@ -111,7 +111,7 @@ def test_watching_changes_no_number_and_ends():
     assert optimizers[0].binding.watch is None
 
 
-def test_parts_by_group_parameter_and_pattern():
+def test_norms_by_group_parameter_and_pattern():
     net = make_net()
     optimizer = Optimizer(net, m.Adam(), m.LR(1e-2), groups={"*.bias": {"lr": 1e-3}})
     backward(net)
@@ -133,7 +133,7 @@ def test_parts_by_group_parameter_and_pattern():
         optimizer.watch(by=["0.wieght"])
 
 
-def test_links_that_run_by_themselves_and_numbers_that_they_keep():
+def test_unfused_links_and_scalars_of_their_state_are_watched():
     net = make_net()
     optimizer = Optimizer(net, presets.muon(lr=1e-2))
     log = optimizer.watch()

@@ -1,11 +1,11 @@
-"""One law: under every wrapping a chain takes the steps of one process, or is refused when it is built."""
+"""Under every wrapping a chain takes the steps of one process, or is refused when the optimizer is built."""
 
 import pytest
 import torch
 
-from optim.wrapping import check, run
+from optim.run_wrappings import check, run
 
-# At least one of each kind of need, and what users train large models with; `--all` runs every row and every preset.
+# At least one row of each kind of need, and the presets for large models; `--all` runs every row and every preset.
 QUICK = [
     "Adam",
     "ClipNorm",

@@ -1,4 +1,4 @@
-"""One process of several. Every row of the law book and every preset trains a wrapped model; one process is the reference."""
+"""Run one process of several: rows of the law book and presets train a wrapped model and are compared with one process."""
 
 import functools
 import sys
@@ -19,19 +19,20 @@ from laws.registry import collect  # noqa: E402
 from moduli import optim, presets  # noqa: E402
 
 STEPS = 3
-# muonclip wants the attention layers of its model.
+# muonclip needs the attention layers of its model.
 PRESETS = [name for name in presets.__all__ if name != "muonclip"]
-# Four processes add gradients in another order than one does. These take eigenvectors of matrices with eigenvalues that are
-# almost equal, or zero, which the last bit of a gradient turns: they are compared with one process that has the same gradients.
+# Four processes sum gradients in another order than one. These links take eigenvectors of matrices with nearly equal or zero
+# eigenvalues, which change with the last bit of a gradient, so the reference process gets the same summed gradients.
 TURNED = ("SOAP", "SOAP, its mean outside, inner", "SOAPBasis", "SPlus", "presets.soap", "presets.splus")
-# Ends where its own tolerance says, at another evaluation.
+# Stops by its own tolerance, so the number of evaluations may differ.
 NEAR = {"ScipyMinimizeScalar": 1e-8}
 
 
-def rows(kind):
-    found = {row.name: row.make for row in collect() if row.members == 0}
-    found.update({f"presets.{name}": lambda name=name: [getattr(presets, name)()] for name in PRESETS})
-    return found
+def collect_chains():
+    """Return a function that makes the links of each row and preset, by name."""
+    chains = {row.name: row.make for row in collect() if row.members == 0}
+    chains.update({f"presets.{name}": lambda name=name: [getattr(presets, name)()] for name in PRESETS})
+    return chains
 
 
 def network():
@@ -47,12 +48,18 @@ def data(part):
 
 @functools.cache
 def make_mesh(rows, columns, names):
-    """One mesh for all links: each new one starts a thread for every pair of processes, and they never end."""
+    """Return one mesh for all rows: each new one starts a thread for every pair of processes, and they never end.
+
+    Args:
+        rows: The processes along the first dimension.
+        columns: The processes along the second dimension.
+        names: The names of the two dimensions.
+    """
     return dist.device_mesh.init_device_mesh("cpu", (rows, columns), mesh_dim_names=names)
 
 
 def wrap(kind, net):
-    """The wrapped model and which part of the data this process has, of how many."""
+    """Return the wrapped model, the part of the data that this process trains on, and the number of parts."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -75,7 +82,8 @@ def wrap(kind, net):
     return net, rank, parts
 
 
-def full(model):
+def gather_params(model):
+    """Return whole copies of all parameters."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if isinstance(model, FullyShardedDataParallel):
@@ -85,16 +93,23 @@ def full(model):
 
 
 def train(model, links, parts, alike):
-    """Train on the mean of the losses of some parts of the data, added in the order in which processes add them."""
+    """Return the parameters after training on the mean loss over some parts of the data.
+
+    Args:
+        model: The model, wrapped or not.
+        links: The links of its optimizer.
+        parts: Pairs of inputs and targets; losses are added in the order in which processes add them.
+        alike: Whether this is the one process that several are compared with.
+    """
     opt = mo.Optimizer(model, *links, **({"reduce": None} if alike else {}))
     opt.binding.draws_alike = opt.binding.draws_alike or alike
     for _ in range(STEPS):
         opt.step(mo.closure(lambda: sum(((model(x) - y) ** 2).mean() for x, y in parts) / len(parts)))
-    return full(model)
+    return gather_params(model)
 
 
 def compare_given_gradients(kind, make):
-    """What differs from one process that has the gradients of all."""
+    """Return the difference from one process that is given the gradients of all; None if there is none."""
     (model, part, _), net = wrap(kind, network()), network()
     opt, reference = mo.Optimizer(model, *make()), mo.Optimizer(net, *make(), reduce=None)
     x, y = data(part)
@@ -105,30 +120,38 @@ def compare_given_gradients(kind, make):
             own.grad = param.grad.full_tensor() if hasattr(param.grad, "full_tensor") else param.grad.clone()
         opt.step()
         reference.step()
-    return differing(full(model), full(net))
+    return describe_difference(gather_params(model), gather_params(net))
 
 
-def differing(found, expected, near=1e-9):
-    away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
-    same = all(torch.allclose(a, b, rtol=near, atol=near, equal_nan=True) for a, b in zip(found, expected, strict=True))
+def describe_difference(params, expected, near=1e-9):
+    away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(params, expected, strict=True))
+    same = all(
+        torch.allclose(a, b, rtol=near, atol=near, equal_nan=True) for a, b in zip(params, expected, strict=True)
+    )
     return None if same else f"! {away:.1e} away from one process"
 
 
 def compare(kind, make, near):
-    """None where processes refuse it; otherwise what differs."""
+    """Compare with one process; return None if they agree, the error if the chain is refused, else the difference.
+
+    Args:
+        kind: The wrapping.
+        make: A function that makes the links.
+        near: The tolerance.
+    """
     model, part, parts = wrap(kind, network())
     torch.manual_seed(7)
     try:
-        found = train(model, make(), [data(part)], alike=False)
+        params = train(model, make(), [data(part)], alike=False)
     except optim.ChainError as error:
         return str(error)
     torch.manual_seed(7)
     expected = train(network(), make(), [data(other) for other in range(parts)], alike=True)
-    return differing(found, expected, near)
+    return describe_difference(params, expected, near)
 
 
 def refuses(kind, links):
-    """Whether a wrapping can't give these links what they declare to need."""
+    """Whether a wrapping can't meet the declared needs of these links."""
     every = [link for top in optim.Chain(*links).children.values() for _, link in top.links()]
     needs = frozenset().union(*(link.needs for link in every))
     if kind == "ddp":
@@ -143,24 +166,28 @@ def refuses(kind, links):
 
 
 def check(kind, names, out):
-    found = {}
-    for name, make in rows(kind).items():
+    problems = {}
+    for name, make in collect_chains().items():
         if names and name not in names:
             continue
         try:
             turned = name in TURNED and kind in ("tp", "hsdp")
-            found[name] = compare_given_gradients(kind, make) if turned else compare(kind, make, NEAR.get(name, 1e-9))
-            refused = found[name] is not None and not found[name].startswith("!")
+            problems[name] = (
+                compare_given_gradients(kind, make) if turned else compare(kind, make, NEAR.get(name, 1e-9))
+            )
+            refused = problems[name] is not None and not problems[name].startswith("!")
             if refused != refuses(kind, make()):
-                found[name] = f"! {'refused: ' + found[name] if refused else 'accepted'}, against what it declares"
+                problems[name] = (
+                    f"! {'refused: ' + problems[name] if refused else 'accepted'}, against what it declares"
+                )
             elif refused:
-                found[name] = None
-        except Exception:  # noqa: BLE001 - it is reported
-            found[name] = "! " + traceback.format_exc()
-            if "Connection closed" in found[name] or "Timed out" in found[name]:
+                problems[name] = None
+        except Exception:  # noqa: BLE001 - reported to the test
+            problems[name] = "! " + traceback.format_exc()
+            if "Connection closed" in problems[name] or "Timed out" in problems[name]:
                 break
-        Path(out).write_text(repr(found))
-    return found
+        Path(out).write_text(repr(problems))
+    return problems
 
 
 def main(rank, count, store, out, kind, *names):
@@ -170,7 +197,7 @@ def main(rank, count, store, out, kind, *names):
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count), timeout=timedelta(seconds=300)
     )
     check(kind, names, out)
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models and comparisons shared by the tests of the population room."""
+"""Models and comparisons for the tests of populations."""
 
 import copy
 
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class Counter(nn.Module):
-    """A module that assigns its buffer anew at every call."""
+    """A module that assigns a new tensor to its buffer at every call."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def frozen():
     return net
 
 
-# What to build, and the shape of an input.
+# Name: (function that makes a module, shape of an input).
 MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), (6, 3)),
     "deep": (
@@ -92,8 +92,14 @@ MODELS = {
 }
 
 
-def made(name, count, seed=0):
-    """`count` different models in double precision, and an input."""
+def make_modules(name, count, seed=0):
+    """Return different modules in double precision, and an input.
+
+    Args:
+        name: The key of `MODELS`.
+        count: The number of modules.
+        seed: The seed of parameters and input.
+    """
     make, shape = MODELS[name]
     torch.manual_seed(seed)
     nets = [adopt(make().double()) for _ in range(count)]
@@ -101,16 +107,17 @@ def made(name, count, seed=0):
 
 
 def copies(pop):
-    """Independent copies of all members."""
+    """Return independent copies of all members."""
     return [copy.deepcopy(net) for net in pop]
 
 
 def close(left, right):
+    """Assert that tensors are equal up to rounding in double precision."""
     torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
-def same_members(pop, nets):
-    """Check that members have the values and buffers of modules."""
+def assert_same_members(pop, nets):
+    """Assert that members have the parameters and buffers of modules."""
     assert len(pop) == len(nets)
     for member, net in zip(pop, nets, strict=True):
         ours, theirs = member.state_dict(), net.state_dict()

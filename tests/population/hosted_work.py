@@ -1,4 +1,4 @@
-"""What workers of a cluster are sent in the tests of hosted populations."""
+"""Functions that the tests of hosted populations send to workers of a cluster."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""One of two processes that hold populations together: every row moves, is saved and goes on as in one process."""
+"""Run one of two processes that share populations: every row steps, saves and resumes as in one process."""
 
 import copy
 import json
@@ -35,12 +35,19 @@ def step(opt, pop, steps=STEPS):
     return [leaf.detach().clone() for leaf in pop.parameters()]
 
 
-def keep(opt, pop):
+def save(opt, pop):
+    """Return copies of the state dicts of a population and its optimizer."""
     return copy.deepcopy((pop.state_dict(), opt.state_dict()))
 
 
 def go_on(case, pop, saved):
-    """Return the members after a step from a checkpoint."""
+    """Return the members after a step from a checkpoint.
+
+    Args:
+        case: The row.
+        pop: A population to load it into.
+        saved: The result of `save`.
+    """
     opt = make(case, pop)
     pop.load_state_dict(saved[0])
     opt.load_state_dict(saved[1])
@@ -54,20 +61,26 @@ def population(case):
 def move_alone(case):
     """Return the members of one process after some steps, their checkpoint, and the members after the next step."""
     if not case.population or case.random or Need.MEMBERS in needs(case.links()):
-        raise NotApplicable("other random numbers, or coupled members, which are tested by themselves")
+        raise NotApplicable("other random numbers, or coupled members, which have their own tests")
     pop = population(case)
     opt = make(case, pop)
-    return step(opt, pop), keep(opt, pop), step(opt, pop, 1)
+    return step(opt, pop), save(opt, pop), step(opt, pop, 1)
 
 
 def compare(case, expected, mesh):
-    """Return the first difference to sharded members, or to members from the checkpoint; None if there is none."""
+    """Return the first difference of sharded members, or of members from a checkpoint; None if there is none.
+
+    Args:
+        case: The row.
+        expected: The result of `move_alone`.
+        mesh: The processes.
+    """
     rows, saved, later = expected
     part = population(case).shard(mesh)
     own = part.sharding.own
     opt = make(case, part)
     gap = same(step(opt, part), [own(each) for each in rows], 1e-10)
-    written = keep(opt, part)
+    written = save(opt, part)
     return (
         gap
         or same(go_on(case, population(case), written), later, 1e-10)
@@ -80,23 +93,26 @@ def main(rank, store, out, every):
     expected = {}
     for case in collect()[::every]:
         try:
-            expected[case.name] = case, move_alone(case)  # before there are processes to be asked about
+            expected[case.name] = (
+                case,
+                move_alone(case),
+            )  # before the process group exists, which would change the results
         except NotApplicable:
             continue
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    found = {"passed": [], "failed": {}}
+    results = {"passed": [], "failed": {}}
     for name, (case, rows) in expected.items():
         try:
             gap = compare(case, rows, mesh)
-        except Exception as error:  # noqa: BLE001 - the other process goes on, so this one does too
+        except Exception as error:  # noqa: BLE001 - reported; the other process continues, so this one must
             gap = f"{type(error).__name__}: {error}"
         if gap is None:
-            found["passed"].append(name)
+            results["passed"].append(name)
         else:
-            found["failed"][name] = str(gap)[:300]
-    Path(out).write_text(json.dumps(found))
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+            results["failed"][name] = str(gap)[:300]
+    Path(out).write_text(json.dumps(results))
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One process of several that hold a population together; prints nothing, and saves what it found."""
+"""Run one process of several that share a population, and save losses, members and errors."""
 
 import sys
 
@@ -40,7 +40,7 @@ def closure(pop):
 
 
 def numbered():
-    """Members that have their numbers in a buffer of bytes."""
+    """Return a population whose members store their index in a buffer of bytes."""
     net = nn.Linear(2, 1)
     net.register_buffer("number", torch.zeros(1, dtype=torch.uint8))
     pop = mo.Population.of(net, COUNT)
@@ -49,7 +49,7 @@ def numbered():
 
 
 def vary(pop):
-    """Members with random numbers of their own, from the same generator in every process."""
+    """Yield populations with random changes, drawn from equal generators in every process."""
     torch.manual_seed(2)
     yield pop.mutate(rate=0.5, generator=torch.Generator().manual_seed(3))
     yield pop.crossover(2 * pop, generator=torch.Generator().manual_seed(4))
@@ -57,7 +57,14 @@ def vary(pop):
 
 
 def train(pop, name, steps=STEPS, saved=None):
-    """The losses of each step, and the optimizer."""
+    """Return the losses of each step, and the optimizer.
+
+    Args:
+        pop: The population.
+        name: The chain.
+        steps: The number of steps.
+        saved: A checkpoint to load first.
+    """
     torch.manual_seed(1)
     opt = mo.Optimizer(pop, *CHAINS[name]())
     if saved is not None:
@@ -68,8 +75,8 @@ def train(pop, name, steps=STEPS, saved=None):
     return losses, opt
 
 
-class Sent:
-    """The numbers that this process sends."""
+class SentNumbers:
+    """A context that counts in `numbers` the elements that this process sends."""
 
     def __enter__(self):
         self.numbers, self.before = 0, (dist.all_gather, dist.all_reduce)
@@ -89,8 +96,9 @@ class Sent:
         dist.all_gather, dist.all_reduce = self.before
 
 
-def refusals(mesh, pop):
-    found = {}
+def collect_errors(mesh, pop):
+    """Return the messages of errors that unsupported operations on a sharded population raise, by name."""
+    errors = {}
     for name, make in {
         "choice": lambda: pop.tournament(torch.zeros(len(pop))),
         "centre": lambda: pop.mean(),
@@ -107,8 +115,8 @@ def refusals(mesh, pop):
         try:
             make()
         except ValueError as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def main(rank, size, store, out, saved):
@@ -119,7 +127,7 @@ def main(rank, size, store, out, saved):
     for name in CHAINS:
         pop = population().shard(mesh)
         shard = pop.sharding
-        with Sent() as sent:
+        with SentNumbers() as sent:
             losses, opt = train(pop, name)
         results[name] = {
             "sent": sent.numbers,
@@ -131,14 +139,14 @@ def main(rank, size, store, out, saved):
         resumed = population().shard(mesh)
         train(resumed, name, steps=2, saved=before[name])
         results[name]["resumed"] = shard.gather(resumed.matrix)
-    results["refused"] = refusals(mesh, pop)
+    results["refused"] = collect_errors(mesh, pop)
     results["drawn"] = [shard.gather(each.matrix) for each in vary(population().shard(mesh))]
     assert pop[torch.arange(len(pop)).flip(0)].sharding is None
     part = numbered().shard(mesh)
     part.load_state_dict({name: value.flip(0) for name, value in part.state_dict().items()})
     results["numbers"] = part.state_dict()["number"]
     torch.save(results, out)
-    dist.barrier()  # `launch` ends the process: taking gloo's threads down while others leave can crash them
+    dist.barrier()  # `launch` ends the process: stopping gloo's threads while others leave can crash them
 
 
 if __name__ == "__main__":

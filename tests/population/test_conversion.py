@@ -1,4 +1,4 @@
-"""A population that is converted between steps: the state of its optimizer has the new precision, too."""
+"""Converting a population between steps converts the state of its optimizer too."""
 
 import copy
 
@@ -32,7 +32,7 @@ def step(pop, opt):
     return opt.step(mo.closure(lambda: pop.losses(lambda net: (net(x) - 1).square().mean())))
 
 
-def test_members_go_on_as_those_of_torch_whose_state_is_converted():
+def test_members_step_as_torch_with_converted_state():
     pop = make()
     opt = mo.Optimizer(pop, m.Adam(), m.LR(0.05))
     nets = pop.to_modules()
@@ -50,7 +50,7 @@ def test_members_go_on_as_those_of_torch_whose_state_is_converted():
         for _ in range(2):
             step(pop, opt)
         assert opt.link("Adam").state["0.weight"]["exp_avg"].dtype is dtype
-        # The two differ by the rounding of the first steps, which were in single precision.
+        # They differ by the rounding of the first steps, which were in single precision.
         torch.testing.assert_close(pop.matrix, mo.Population.from_modules(nets).matrix, rtol=1e-4, atol=1e-5)
     assert "had become torch.float64 on cpu, and their state with them" in opt.explain()
 

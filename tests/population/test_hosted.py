@@ -1,4 +1,4 @@
-"""Members on the workers of a cluster move as they would here, also where a worker dies."""
+"""Members on the workers of a cluster step as in one process, also after a worker died."""
 
 import os
 import signal
@@ -41,23 +41,23 @@ def make(count=5):
     torch.manual_seed(0)
 
     def net():
-        made = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
-        made.register_buffer("number", torch.zeros(1, dtype=torch.uint8))
-        return made
+        module = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+        module.register_buffer("number", torch.zeros(1, dtype=torch.uint8))
+        return module
 
     pop = mo.Population.of(net, count)
     dict(pop.named_buffers())["number"].copy_(torch.arange(count)[:, None])
     return pop
 
 
-def test_workers_together_do_what_one_process_does(executor):
+def test_workers_together_compute_what_one_process_computes(executor):
     x, own = torch.randn(6, 3, dtype=DOUBLE), torch.randn(5, 6, 3, dtype=DOUBLE)
     pop, here = make(), make()
     with pop.host(executor, adam) as hosted:
         assert len(hosted) == 5
         opt = adam(here)
         for kill in (False, True, False):
-            if kill:  # a worker that is gone is replaced, and its members go on from where they were
+            if kill:  # a worker that died is replaced, and its members continue from their last state
                 import ray
 
                 os.kill(ray.get(hosted._actors[1].__ray_call__.remote(lambda worker: os.getpid())), signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_workers_together_do_what_one_process_does(executor):
             for _ in range(2):
                 expected = opt.step(mo.closure(lambda: here.losses(error, x)))
             torch.testing.assert_close(losses, expected.detach(), rtol=1e-12, atol=1e-12)
-            # Members 0 and 4 change places, over the two workers, with what the optimizer knows of them.
+            # Members 0 and 4, on different workers, are exchanged with their optimizer state.
             hosted.copy(targets=[0, 4, 1], sources=torch.tensor([4, 0, 2]))
             state = opt.state_dict()
             order = torch.tensor([4, 2, 2, 3, 0])
@@ -75,9 +75,9 @@ def test_workers_together_do_what_one_process_does(executor):
                         rows[key] = value[order]
             here.load_state_dict({name: value[order] for name, value in here.state_dict().items()})
             opt.load_state_dict(state)
-        found = hosted.collect()
-        torch.testing.assert_close(found.matrix, here.matrix, rtol=1e-12, atol=1e-12)
-        for (_, a), (_, b) in zip(found.named_buffers(), here.named_buffers(), strict=True):
+        collected = hosted.collect()
+        torch.testing.assert_close(collected.matrix, here.matrix, rtol=1e-12, atol=1e-12)
+        for (_, a), (_, b) in zip(collected.named_buffers(), here.named_buffers(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
         with torch.no_grad():
             torch.testing.assert_close(
@@ -86,13 +86,13 @@ def test_workers_together_do_what_one_process_does(executor):
     assert torch.equal(pop.matrix, make().matrix)
 
 
-def test_what_cannot_be_is_refused(executor):
+def test_wrong_members_and_arguments_are_refused(executor):
     with pytest.raises(StructureError, match="without members"):
         make(0).host(executor)
     with make(3).host(executor) as hosted:
         with pytest.raises(ValueError, match="nothing says how members move"):
             hosted.step(error, torch.ones(6, 3, dtype=DOUBLE))
-        with pytest.raises(StructureError, match="dimension 0 must be 3"):  # of which the rest would be left out
+        with pytest.raises(StructureError, match="dimension 0 must be 3"):  # more slices than members
             hosted.losses(error, torch.ones(5, 6, 3, dtype=DOUBLE), in_dims=0)
         with pytest.raises(ValueError, match="one source for each"):
             hosted.copy([0, 1], [2])
@@ -103,19 +103,19 @@ def test_what_cannot_be_is_refused(executor):
 def test_idle_workers_of_a_search_make_room(executor):
     x, fitness = torch.ones(6, 3, dtype=DOUBLE), torch.tensor([1.0, 4.0, 9.0], dtype=DOUBLE)
     rows = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
-    assert torch.equal(executor.map(sphere, rows), fitness)  # its workers hold all processors from now on
+    assert torch.equal(executor.map(sphere, rows), fitness)  # from here its workers occupy all processors
     pop = make(4)
     with pop.host(executor, adam) as hosted:
         assert len(hosted._actors) == 2
         torch.testing.assert_close(hosted.losses(error, x), pop.losses(error, x).detach(), rtol=1e-12, atol=1e-12)
-        # Now the members' workers do, and others can't start.
+        # The workers of the members occupy all processors, so others can't start.
         with pytest.raises(RuntimeError, match="room for none of 2 actors: it did not start them within 2.0 seconds"):
             pop.host(mo.evolve.Ray(2, start_timeout=2.0))
     assert torch.equal(executor.map(sphere, rows), fitness)
     executor.close()
 
 
-def test_a_worker_that_hangs_is_an_error_and_its_members_are_as_they_were(executor):
+def test_a_worker_that_hangs_is_an_error_and_leaves_its_members(executor):
     limited = mo.evolve.Ray(2, timeout=0.5, retries=0)
     x = torch.ones(6, 3, dtype=DOUBLE)
     pop = make(4)

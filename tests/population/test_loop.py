@@ -1,4 +1,4 @@
-"""A population is a loop over its members: the same values, gradients and buffers."""
+"""A population computes the values, gradients and buffers of a loop over its members."""
 
 import operator
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import strategies as trees
 from moduli.population import Population
-from population.helpers import MODELS, close, copies, made, same_members
+from population.helpers import MODELS, assert_same_members, close, copies, make_modules
 
 N = 4
 FORMS = ["auto", "loop", "vmap", "chunked"]
@@ -22,28 +22,28 @@ def forms(name):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("training", [True, False])
-def test_calls(name, training):
+def test_calls_are_a_loop(name, training):
     for form in forms(name):
-        nets, x = made(name, N)
+        nets, x = make_modules(name, N)
         pop = Population.from_modules(nets).train(training)
         out = pop(x, vectorize=form)
         close(out, torch.stack([net.train(training)(x) for net in nets]))
-        same_members(pop, nets)
+        assert_same_members(pop, nets)
         chunk = 3 if name not in ("lstm", "gru") else None
         close(pop(x, vectorize=form, chunk_size=chunk), torch.stack([net(x) for net in nets]))
-        same_members(pop, nets)
+        assert_same_members(pop, nets)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_calls_on_slices(name):
-    nets, x = made(name, N)
+def test_calls_on_slices_are_a_loop(name):
+    nets, x = make_modules(name, N)
     pop = Population.from_modules(nets)
     xs = torch.stack([x + k for k in range(N)], 1)
     for form in forms(name):
         close(pop(xs, in_dims=1, vectorize=form), torch.stack([net(xs[:, k]) for k, net in enumerate(nets)]))
 
 
-def test_dimensions_of_members_are_numbers():
+def test_in_dims_that_are_no_integers_are_refused():
     pop, x = Population.of(nn.Linear(3, 2), N), torch.ones(N, 5, 3)
     for wrong in ("0", 0.0, True, [{"x": 0}]):
         with pytest.raises(TypeError, match="it is a dimension, or one"):
@@ -72,7 +72,7 @@ LOSSES = {
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_without_gradients(rows, form):
-    """Fused for many rows, vectorised for few, as for one module in both."""
+    """Attention is fused for many rows and vectorised for few; both equal a module."""
     torch.manual_seed(0)
     nets = [nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True).double().eval() for _ in range(N)]
     pop, x = Population.from_modules(nets).eval(), torch.randn(rows, 3, 4, dtype=torch.float64)
@@ -85,20 +85,20 @@ def test_attention_without_gradients(rows, form):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_linear_layers(name):
-    """Losses that are computed for all members at once, and those next to them that are not."""
+    """Losses computed for all members at once, and similar ones that are not."""
     torch.manual_seed(0)
     pop = Population.of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double(), 5)
     assert pop.explain(X).startswith("stacked")
-    found, expected = (pop.losses_and_gradients(LOSSES[name], vectorize=form) for form in ("auto", "loop"))
-    close(found[0], expected[0])
-    close(found[1].matrix, expected[1].matrix)
+    result, expected = (pop.losses_and_gradients(LOSSES[name], vectorize=form) for form in ("auto", "loop"))
+    close(result[0], expected[0])
+    close(result[1].matrix, expected[1].matrix)
     assert bool(expected[1].norm().gt(0).all())
 
 
 @pytest.mark.parametrize("ignored", [-100, 1])
 @pytest.mark.parametrize("form", ["auto", "vmap"])
 def test_cross_entropy_of_separate_classes(form, ignored):
-    """Each member has its own rows and classes, and its own number of rows that are left out."""
+    """Members have different rows and classes, and different numbers of ignored rows."""
     torch.manual_seed(0)
     pop = Population.of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double(), 5)
     xs, ys = torch.randn(5, 9, 6).double(), torch.randint(4, (5, 9))
@@ -115,9 +115,9 @@ def test_cross_entropy_of_separate_classes(form, ignored):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_and_gradients(name):
+def test_losses_and_gradients_are_a_loop(name):
     for form in forms(name):
-        nets, x = made(name, N)
+        nets, x = make_modules(name, N)
         pop = Population.from_modules(nets)
         grads = pop.gradients(lambda f: f(x).square().mean(), vectorize=form)
         losses = torch.stack([net(x).square().mean() for net in nets])
@@ -125,7 +125,7 @@ def test_losses_and_gradients(name):
         for gradient, net in zip(grads, nets, strict=True):
             for g, p in zip(gradient.parameters(), net.parameters(), strict=True):
                 close(g.data, torch.zeros_like(p) if p.grad is None else p.grad)
-        same_members(pop, nets)
+        assert_same_members(pop, nets)
         again = pop.losses(lambda f, y: f(y).square().mean(), x, vectorize=form)
         if name != "buffer":
             close(again, torch.stack([net(x).square().mean() for net in nets]))
@@ -170,22 +170,22 @@ def test_arithmetic_on_random_trees(net, seed):
     xs, ys = copies(a), copies(b)
     lone, per_member = copies(b)[0], torch.tensor([2.0, -1.0, 0.5])
     for fn in UNARY:
-        same_members(fn(a), [fn(x) for x in xs])
+        assert_same_members(fn(a), [fn(x) for x in xs])
     for fn in BINARY:
-        same_members(fn(a, b), [fn(x, y) for x, y in zip(xs, ys, strict=True)])
-        same_members(fn(a, 3), [fn(x, 3) for x in xs])
-        same_members(fn(0.5, a), [fn(0.5, x) for x in xs])
-        same_members(fn(a, lone), [fn(x, lone) for x in xs])
-        same_members(fn(lone, a), [fn(lone, x) for x in xs])
+        assert_same_members(fn(a, b), [fn(x, y) for x, y in zip(xs, ys, strict=True)])
+        assert_same_members(fn(a, 3), [fn(x, 3) for x in xs])
+        assert_same_members(fn(0.5, a), [fn(0.5, x) for x in xs])
+        assert_same_members(fn(a, lone), [fn(x, lone) for x in xs])
+        assert_same_members(fn(lone, a), [fn(lone, x) for x in xs])
         if a.layout.numel != 3:
-            same_members(fn(a, per_member), [fn(x, r) for x, r in zip(xs, per_member, strict=True)])
-    same_members(a / 4, [x / 4 for x in xs])
+            assert_same_members(fn(a, per_member), [fn(x, r) for x, r in zip(xs, per_member, strict=True)])
+    assert_same_members(a / 4, [x / 4 for x in xs])
     r1, r2 = (torch.rand(3, 1, dtype=torch.float64) for _ in range(2))
     v = 0.5 * a + 1.5 * r1 * (b - a) - 2 * r2 * (lone - a)
     rows = zip(xs, ys, r1, r2, strict=True)
     expected = [0.5 * x + 1.5 * r.item() * (y - x) - 2 * s.item() * (lone - x) for x, y, r, s in rows]
     if all(g.dtype is torch.float64 for g in a.layout.groups):
-        same_members(v, expected)
+        assert_same_members(v, expected)
     a += b
     a -= lone
     a *= 2
@@ -193,7 +193,7 @@ def test_arithmetic_on_random_trees(net, seed):
         x += y
         x -= lone
         x *= 2
-    same_members(a, xs)
+    assert_same_members(a, xs)
 
 
 @settings(max_examples=25)
@@ -225,7 +225,7 @@ def test_named_results_are_not_written_over():
     close(sum(parts, start=a).matrix, x)
 
 
-def test_arithmetic_that_should_keep_a_history_is_refused():
+def test_arithmetic_that_would_need_a_graph_is_refused():
     from moduli.particles import differentiable
 
     pop = Population.of(nn.Linear, 4, 2, 1)

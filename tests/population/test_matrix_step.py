@@ -1,4 +1,4 @@
-"""An optimizer moves a population as one matrix; what links keep is still addressed by parameter."""
+"""An optimizer steps a population as one matrix; state is still addressed by parameter."""
 
 import copy
 import pickle
@@ -34,7 +34,15 @@ def closure(pop, loss=None):
 
 
 def loop(make, steps, edit=None, loss=None, count=5):
-    """The members in optimizers of their own."""
+    """Return the parameters of all members after steps of separate optimizers.
+
+    Args:
+        make: A function that returns links.
+        steps: The number of steps.
+        edit: A function of the member and the step, called before each step.
+        loss: The loss of a member.
+        count: The number of members.
+    """
     x, y = data()
     rows = []
     for i in range(count):
@@ -48,14 +56,14 @@ def loop(make, steps, edit=None, loss=None, count=5):
     return torch.stack(rows)
 
 
-def operations(step):
-    """The torch operations that a step dispatches."""
+def list_operations(step):
+    """Return the names of the torch operations that a step dispatches."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         step()
     return [event.name for event in seen.events() if event.name.startswith("aten::")]
 
 
-def test_links_see_one_matrix():
+def test_links_are_called_with_one_matrix():
     seen = []
 
     class Look(mo.optim.TensorTransform):
@@ -79,7 +87,7 @@ def test_state_is_addressed_by_parameter_and_by_name():
     assert adam.state["2.weight"]["exp_avg"].shape == weight.shape
     assert torch.equal(adam.state[weight]["exp_avg"], adam.state["2.weight"]["exp_avg"])
     assert adam.state[weight]["step"] == 2
-    adam.state["2.weight"]["exp_avg"].zero_()  # what is written goes to the matrix
+    adam.state["2.weight"]["exp_avg"].zero_()  # writes go to the matrix
     (block,) = opt.rows.blocks
     assert adam.state[block.tensor]["exp_avg"][:, 16:24].abs().sum() == 0
     assert adam.state[block.tensor]["exp_avg"][:, :16].abs().sum() > 0
@@ -89,7 +97,7 @@ def test_state_is_addressed_by_parameter_and_by_name():
         adam.state["no such parameter"]
 
 
-def test_gradients_are_shown_at_the_leaves():
+def test_a_step_sets_the_gradients_of_the_leaves():
     pop, plain = swarm(), swarm()
     mo.Optimizer(pop, m.LR(0.1)).step(closure(pop))
     x, y = data()
@@ -113,7 +121,7 @@ def test_gradients_without_a_closure():
 
 
 def test_a_closure_that_calls_backward_is_differentiated_once():
-    """Also where it keeps the graph, so that a second backward would not fail but count twice."""
+    """The closure keeps the graph, so a second backward would not fail but double the gradients."""
     pop, x, y = swarm(), *data()
     opt = mo.Optimizer(pop, *adam())
 
@@ -146,10 +154,12 @@ def test_members_ascend_by_their_own_gradients(calls_backward):
             opt.step(evaluate if calls_backward else closed)
     torch.testing.assert_close(pops[-1].matrix, pops[1].matrix, rtol=1e-12, atol=1e-12)
     for down, up in zip(pops[1].parameters(), pops[-1].parameters(), strict=True):
-        torch.testing.assert_close(up.grad, -down.grad, rtol=1e-12, atol=1e-14)  # of the user's loss
+        torch.testing.assert_close(
+            up.grad, -down.grad, rtol=1e-12, atol=1e-14
+        )  # `.grad` has the gradients of the user's loss
 
 
-def test_leaves_used_directly_and_calls_add_up():
+def test_gradients_of_leaves_and_of_calls_add_up():
     pop, x = swarm(), data()[0]
     leaf = dict(pop.named_parameters())["0.bias"]
     mo.Optimizer(pop, m.LR(0.1)).step(
@@ -163,7 +173,7 @@ def test_leaves_used_directly_and_calls_add_up():
     torch.testing.assert_close(pop.matrix, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_frozen_parameters_and_those_thawed_later_have_their_own_counters():
+def test_frozen_and_thawed_parameters_have_separate_step_counts():
     def edit_population(k):
         pop.requires_grad_(k not in (1, 2), "2.*")
 
@@ -206,7 +216,7 @@ def test_parameters_that_the_loss_does_not_reach_are_left_alone():
     assert opt.link("Adam").state["2.bias"]["step"] == 3
 
 
-def test_groups_with_settings_of_their_own():
+def test_groups_have_different_settings():
     pop = swarm()
     opt = mo.Optimizer(pop, *adam())
     biases = [leaf for name, leaf in pop.named_parameters() if name.endswith("bias")]
@@ -227,7 +237,7 @@ def test_groups_with_settings_of_their_own():
     assert "parameters stacked over members" in opt.explain()
 
 
-def test_line_searches_move_some_of_the_parameters():
+def test_line_searches_leave_frozen_parameters():
     pop = swarm().requires_grad_(False, "0.bias")
     opt = mo.Optimizer(pop, m.Backtracking())
     start = pop.matrix.clone()
@@ -237,7 +247,7 @@ def test_line_searches_move_some_of_the_parameters():
     assert torch.equal(pop.matrix[:, 12:16], start[:, 12:16])
 
 
-def test_a_failing_step_leaves_everything_where_it_was():
+def test_a_failing_step_leaves_the_parameters():
     class Fail(mo.optim.Module):
         members = True
 
@@ -258,7 +268,7 @@ def test_a_failing_step_leaves_everything_where_it_was():
 @pytest.mark.parametrize(
     "how", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]
 )
-def test_copies_go_on_alike(how):
+def test_copies_step_alike(how):
     pop = swarm()
     opt = mo.Optimizer(pop, *adam())
     for _ in range(2):
@@ -276,7 +286,7 @@ def wide():
 
 
 def test_states_in_eight_bits_are_those_of_each_member():
-    """States are narrowed from 4096 numbers on."""
+    """States of 4096 elements or more are quantised, here member by member."""
     x, y = data()
     pop = mo.Population.of(wide, 2)
     nets = [copy.deepcopy(each) for each in pop]
@@ -292,7 +302,7 @@ def test_states_in_eight_bits_are_those_of_each_member():
 
 
 @pytest.mark.parametrize("link", [m.GGT, m.FullMatrixAdagrad, lambda: m.GaLore(m.Adam())])
-def test_what_is_kept_member_by_member_is_saved(link):
+def test_state_of_unvectorised_links_is_saved(link):
     pop = swarm()
     opt = mo.Optimizer(pop, link(), m.LR(0.01))
     for _ in range(3):
@@ -306,7 +316,7 @@ def test_what_is_kept_member_by_member_is_saved(link):
 
 
 def test_checkpoints_by_parameter_load():
-    """State of one entry (N, *shape) per parameter, as it was always saved."""
+    """State dicts have one entry of shape (N, *shape) per parameter."""
     pop, singles, x, y = swarm(), [], *data()
     for i in range(5):
         member = copy.deepcopy(pop[i])
@@ -352,7 +362,7 @@ def test_operations_do_not_depend_on_the_number_of_members(name):
         opt = mo.Optimizer(population.population, *LINKS[name](n))
         for _ in range(2):
             opt.step(mo.closure(population.losses))
-        counts.append(Counter(operations(lambda: opt.step(mo.closure(population.losses)))))
+        counts.append(Counter(list_operations(lambda: opt.step(mo.closure(population.losses)))))
     assert counts[0] == counts[1]
 
 
@@ -369,7 +379,7 @@ ARITHMETIC = {
 
 
 @pytest.mark.parametrize("per_member", [False, True])
-def test_explain_says_what_torch_saw(per_member):
+def test_explain_agrees_with_the_dispatched_operations(per_member):
     population = Stacked(6, torch.float32)
     rate = torch.full((6,), 0.1) if per_member else 0.1
     opt = mo.Optimizer(population.population, m.Adam(), m.LR(rate))
@@ -377,7 +387,7 @@ def test_explain_says_what_torch_saw(per_member):
         param.grad = torch.ones_like(param)
     for _ in range(2):
         opt.step()
-    names = [name for name in operations(opt.step) if name in ARITHMETIC]
+    names = [name for name in list_operations(opt.step) if name in ARITHMETIC]
     text = opt.explain()
     assert "1 matrix of 6 x 10" in text
     if per_member:
@@ -404,7 +414,7 @@ def test_gradients_that_are_zeroed_in_place_are_dense():
 
 
 def test_a_split_by_the_modules_of_parameters_is_that_of_one_model():
-    """A filter is given the module that has a parameter, in a population that of the template: embeddings are no matrices."""
+    """A filter is called with the module of a parameter, in a population that of the template, so embeddings are excluded."""
 
     class Words(torch.nn.Module):
         def __init__(self):

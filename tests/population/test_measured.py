@@ -1,4 +1,4 @@
-"""What is measured decides about time and rounding, and about nothing else."""
+"""Measurements choose between forms of a product, which give equal results up to rounding."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ DOUBLE = torch.float64
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
+def no_measurements(monkeypatch):
+    """Start every test without stored measurements."""
     monkeypatch.setattr(_measured, "_choices", {})
     monkeypatch.setattr(_measured, "_costs", {})
     monkeypatch.setattr(_measured, "_block_sizes", {})
@@ -19,15 +20,15 @@ def nothing_known(monkeypatch):
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
-def test_forms_of_a_product_are_those_of_each_member(shared, biased):
+def test_every_form_of_a_product_is_a_loop(shared, biased):
     torch.manual_seed(0)
     matrix = torch.randn(5, 26, dtype=DOUBLE, requires_grad=True)
     x = torch.randn(*((6, 3) if shared else (5, 6, 3)), dtype=DOUBLE, requires_grad=True)
 
     def run(form):
         w, b = matrix[:, :12].view(5, 4, 3), matrix[:, 12:16] if biased else None
-        made = form(x, w, b)
-        return made, *torch.autograd.grad(made.square().sum(), (matrix, x))
+        outputs = form(x, w, b)
+        return outputs, *torch.autograd.grad(outputs.square().sum(), (matrix, x))
 
     def one_by_one(x, w, b):
         rows = [x if shared else x[i] for i in range(5)]
@@ -46,7 +47,7 @@ def wide():
 
 
 @pytest.mark.parametrize("form", ["left", "right", "side by side"])
-def test_whatever_is_measured_members_are_a_loop(form, monkeypatch):
+def test_losses_are_a_loop_whatever_form_is_chosen(form, monkeypatch):
     seen = []
 
     def pretend(kind, biased, forms):
@@ -75,7 +76,7 @@ def test_whatever_is_measured_members_are_a_loop(form, monkeypatch):
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_blocks_of_any_size_give_the_same_outputs(block, form, monkeypatch):
     pop, x = Population.of(wide, 33).to(DOUBLE), torch.randn(60, 64, dtype=DOUBLE)
-    monkeypatch.setattr(_sequences, "_measure_blocks", lambda *given: (block, form))
+    monkeypatch.setattr(_sequences, "_measure_blocks", lambda *args: (block, form))
     with torch.no_grad():
         expected = torch.stack([net(x) for net in pop])
         torch.testing.assert_close(pop(x), expected, rtol=1e-12, atol=1e-12)
@@ -88,14 +89,14 @@ def test_a_choice_is_made_once_and_explained():
         first = pop(x)
         assert torch.equal(pop(x), first)
         assert torch.equal(Population.from_modules(pop.to_modules())(x), first)
-        told = pop.explain(x).splitlines()
-    assert told[0].startswith("sequence")
-    assert "64 - 64 - 10 on up to 64 rows" in told[1]
+        lines = pop.explain(x).splitlines()
+    assert lines[0].startswith("sequence")
+    assert "64 - 64 - 10 on up to 64 rows" in lines[1]
     pop.losses(lambda net: net(x).square().mean())
-    known = dict(_measured._choices)
-    assert len(known) == 2
+    choices = dict(_measured._choices)
+    assert len(choices) == 2
     pop.losses(lambda net: net(x[:50]).square().mean())  # 50 rows are rounded up to 64
-    assert known == _measured._choices
+    assert choices == _measured._choices
     assert "10 x 64 on 64 rows of each member, with gradients: " in pop.explain(x)
 
 

@@ -1,4 +1,4 @@
-"""Settings of each member: checked when given, scaled by schedulers, explored by PBT; and what members cost in memory."""
+"""Settings per member are checked, scaled by schedulers and explored by PBT; the memory of a step is bounded."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def loss(f):
     return (f(torch.ones(4, 3)) - 1).square().mean()
 
 
-def test_another_number_of_numbers_than_members_is_refused_when_given():
+def test_settings_with_another_number_of_values_than_members_are_refused():
     five = torch.full((5,), 0.1)
     with pytest.raises(ValueError, match=r"0\.LR: lr has 5 numbers for 8 members"):
         mo.Optimizer(swarm(), m.LR(five))
@@ -32,7 +32,7 @@ def test_another_number_of_numbers_than_members_is_refused_when_given():
         opt.link("LR").set_param_groups([{"params": list(pop.parameters()), "lr": five}])
     assert not opt.link("LR").settings.local
     with pytest.raises(ValueError, match=r"lr has the shape \(8, 1\) for 8 members"):
-        mo.Optimizer(swarm(), m.LR(torch.ones(8, 1)))  # beside stacked parameters it would be aligned with another axis
+        mo.Optimizer(swarm(), m.LR(torch.ones(8, 1)))  # with stacked parameters it would broadcast along another axis
     with pytest.raises(ValueError, match="amsgrad is a choice"):
         mo.Optimizer(swarm(), m.Adam(amsgrad=torch.ones(8, dtype=torch.bool)))
     opt.param_groups[0]["lr"] = five
@@ -66,7 +66,7 @@ def test_schedulers_scale_every_members_rate(make):
     assert torch.equal(rates, torch.tensor([0.1, 0.2, 0.4], dtype=DOUBLE))
 
 
-def test_memories_of_soap_that_differ_between_members_are_one_call_and_each_members_own(monkeypatch):
+def test_betas_of_soap_may_differ_between_members_in_one_call(monkeypatch):
     betas = {
         "beta1": torch.tensor([0.5, 0.9, 0.99], dtype=DOUBLE),
         "beta2": torch.tensor([0.9, 0.99, 0.999], dtype=DOUBLE),
@@ -95,7 +95,7 @@ def test_memories_of_soap_that_differ_between_members_are_one_call_and_each_memb
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_settings_that_a_link_takes_as_numbers_are_each_members_own():
+def test_settings_that_a_link_reads_as_numbers_may_differ_between_members():
     together = swarm(3).to(DOUBLE)
     alone = together.to_modules()
     regs = torch.tensor([1e-6, 1e-2, 1.0], dtype=DOUBLE)
@@ -110,7 +110,7 @@ def test_settings_that_a_link_takes_as_numbers_are_each_members_own():
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_pbt_is_refused_where_it_cannot_act():
+def test_pbt_with_wrong_positions_or_settings_is_refused():
     with pytest.raises(mo.optim.ChainError, match="PBT comes last"):
         mo.Optimizer(swarm(), m.PBT({"lr.lr": (1e-3, 1e-1)}), m.LR(0.1))
     with pytest.raises(TypeError, match="score is a float"):
@@ -125,17 +125,17 @@ def test_pbt_is_refused_where_it_cannot_act():
 
 
 def test_pbt_ranks_by_a_validation_score():
-    pop, asked = swarm(), []
+    pop, counts = swarm(), []
 
     def score(population):
         assert not torch.is_grad_enabled()
-        asked.append(len(population))
-        return torch.arange(8)  # the first is the best, whatever the training loss says
+        counts.append(len(population))
+        return torch.arange(8)  # ranks the first member best, unlike the training loss
 
     opt = mo.Optimizer(pop, m.LR(0.0), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=2, score=score, seed=0))
     for _ in range(2):
         opt.step(mo.closure(loss))
-    assert asked == [8]
+    assert counts == [8]
     assert set(opt.attrs["replaced"]) == {6, 7}
     assert set(opt.attrs["replaced"].values()) <= {0, 1}
     wrong = mo.Optimizer(swarm(), m.LR(0.1), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=1, score=lambda p: torch.ones(3)))
@@ -143,18 +143,18 @@ def test_pbt_ranks_by_a_validation_score():
         wrong.step(mo.closure(loss))
 
 
-def peak(step):
-    """The most memory that a step holds beyond what was there before it, in bytes, counted by torch's allocator."""
+def measure_peak(step):
+    """Return the peak of the memory that a step allocates, in bytes, as counted by torch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    held = most = 0
+    allocated = most = 0
     for event in sorted(seen.events(), key=lambda event: event.time_range.end):
-        held += event.self_cpu_memory_usage
-        most = max(most, held)
+        allocated += event.self_cpu_memory_usage
+        most = max(most, allocated)
     return most
 
 
-def test_a_step_holds_no_more_than_twice_matrix_gradients_and_states():
+def test_a_step_allocates_at_most_twice_matrix_gradients_and_states():
     torch.manual_seed(0)
     pop = mo.Population.of(
         lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), 64
@@ -162,7 +162,7 @@ def test_a_step_holds_no_more_than_twice_matrix_gradients_and_states():
     x, y = torch.randn(4, 64), torch.randint(0, 10, (4,))
     opt = mo.Optimizer(pop, m.Adam(), m.LR(1e-3))
     matrix = pop.matrix.numel() * 4
-    # What is measured when a product is first met is no part of a step.
+    # The first call measures forms of products, which is not part of a step.
     pop.losses(lambda f: nn.functional.cross_entropy(f(x), y)).sum().backward()
     pop.zero_grad()
 
@@ -170,6 +170,6 @@ def test_a_step_holds_no_more_than_twice_matrix_gradients_and_states():
         for _ in range(3):
             opt.step(mo.closure(lambda: pop.losses(lambda f: nn.functional.cross_entropy(f(x), y))))
 
-    found = peak(steps)
-    held = 3 * matrix  # gradients and two moments; the matrix itself was there before
-    assert held <= found <= 2 * (matrix + held) - matrix
+    most = measure_peak(steps)
+    state = 3 * matrix  # gradients and two moments; the matrix was allocated before
+    assert state <= most <= 2 * (matrix + state) - matrix

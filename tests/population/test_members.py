@@ -1,4 +1,4 @@
-"""Members are modules that live in the population's storage."""
+"""Members are modules whose parameters are views of the population's storage."""
 
 import copy
 import functools
@@ -14,14 +14,14 @@ from torch.nn.utils import prune
 
 from moduli.particles import StructureError
 from moduli.population import Population
-from population.helpers import MODELS, Wave, close, copies, made, same_members
+from population.helpers import MODELS, Wave, assert_same_members, close, copies, make_modules
 
 
 def net():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def test_views_write_through_both_ways():
+def test_writes_to_members_and_to_the_matrix_are_shared():
     pop = Population.of(net(), 3)
     member = pop[1]
     assert pop[1] is member
@@ -66,7 +66,7 @@ def test_members_behave_as_modules():
     member.eval()
     close(functional_call(member, values, (x,)), functional_call(copy.deepcopy(member), values, (x,)))
     assert isinstance((member + member)[0], nn.Linear)
-    # Two graphs at once: an optimizer that changes one member does not disturb the other.
+    # With two graphs at once, an optimizer that changes one member does not invalidate the other.
     one, two = pop[0], pop[1]
     losses = [one(x).sum(), two(x).sum()]
     for each, loss in zip((one, two), losses, strict=True):
@@ -100,10 +100,10 @@ def test_edits_of_members_are_refused():
         pop + 1
     del member
     gc.collect()
-    same_members(pop + 0, copies(pop))
+    assert_same_members(pop + 0, copies(pop))
 
 
-def test_modules_without_a_hash_may_live_beside_members():
+def test_assignments_to_other_modules_do_not_compare_them():
     class Odd(nn.Module):
         __hash__ = None
 
@@ -148,7 +148,7 @@ def test_moving_keeps_members_and_leaves():
         pop[1:].to(torch.float32)
 
 
-def test_indexing():
+def test_indices_slices_and_masks_choose_members():
     pop = Population.of(net(), 5, init=1.0)
     m = pop.matrix
     for index in (slice(1, 4), slice(None, None, 2), torch.tensor([4, 0, 0]), [1, -1], torch.arange(5) > 2):
@@ -175,19 +175,19 @@ def test_indexing():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_copies_pickles_and_states(name):
-    nets, x = made(name, 3)
+def test_copies_pickles_and_state_dicts_have_the_members(name):
+    nets, x = make_modules(name, 3)
     pop = Population.from_modules(nets)
     for twin in (copy.deepcopy(pop), pickle.loads(pickle.dumps(pop)), pop.clone(), pop[[0, 1, 2]]):
-        same_members(twin, nets)
+        assert_same_members(twin, nets)
         if name != "buffer":
             close(twin.eval()(x), pop.eval()(x))
         twin += 1
-        same_members(pop, nets)
+        assert_same_members(pop, nets)
         pop.train()
     other = pop * 0
     other.load_state_dict(pop.state_dict())
-    same_members(other, nets)
+    assert_same_members(other, nets)
     assert set(pop.state_dict()) == set(nets[0].state_dict())
     small = pickle.dumps(pop[:1])
     assert len(small) <= len(pickle.dumps(pop))
@@ -218,7 +218,7 @@ def test_virtual_tensors_of_members_are_never_stale():
 
 
 def test_members_of_models_whose_buffers_are_not_contiguous():
-    """As `parametrizations.orthogonal` keeps its base."""
+    """`parametrizations.orthogonal` stores such a buffer."""
     net = nn.Linear(2, 2)
     net.register_buffer("base", torch.arange(6.0).reshape(2, 3).t())
     nets = [copy.deepcopy(net) for _ in range(3)]
@@ -241,7 +241,7 @@ def test_a_wrapper_that_averages_the_gradients_of_one_model_is_refused(tmp_path)
 
 def test_an_optimizer_moves_each_member_by_its_own_gradient():
     torch.manual_seed(0)
-    nets, x = made("mlp", 4)
+    nets, x = make_modules("mlp", 4)
     pop = Population.from_modules(nets)
     joint = torch.optim.Adam(pop.parameters(), lr=0.1)
     single = [torch.optim.Adam(each.parameters(), lr=0.1) for each in nets]
@@ -253,10 +253,10 @@ def test_an_optimizer_moves_each_member_by_its_own_gradient():
             optimizer.zero_grad()
             each(x).square().mean().backward()
             optimizer.step()
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
 
 
-def test_changes_in_place_are_noticed_by_autograd():
+def test_changes_in_place_are_detected_by_autograd():
     pop = Population.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), 3)
     loss = pop.losses(lambda f: f(torch.ones(2)).square().sum()).sum()
     pop += 1
@@ -273,12 +273,14 @@ def test_configured_parameters_and_buffer_policies():
     base[1].running_mean.fill_(2.0)
     pop = Population.of(base, 3)
     nets = copies(pop)
-    same_members(3 * pop, [3 * each for each in nets])
-    same_members(pop + pop, [each + each for each in nets])
-    same_members(torch.tensor([1.0, 2.0, 3.0]) * (pop - base), [r * (each - base) for r, each in enumerate(nets, 1)])
+    assert_same_members(3 * pop, [3 * each for each in nets])
+    assert_same_members(pop + pop, [each + each for each in nets])
+    assert_same_members(
+        torch.tensor([1.0, 2.0, 3.0]) * (pop - base), [r * (each - base) for r, each in enumerate(nets, 1)]
+    )
 
 
-def test_parameters_of_a_member_are_the_same_while_something_holds_them() -> None:
+def test_parameters_of_a_member_are_the_same_while_referenced() -> None:
     pop, x = Population.of(nn.Linear(2, 1), 4), torch.ones(3, 2)
     before = pop.matrix.clone()
     optimizer = torch.optim.SGD(pop[2].parameters(), 0.1)
@@ -310,9 +312,9 @@ def test_a_member_is_not_converted_out_of_its_population() -> None:
     assert copy.deepcopy(member).double()[0].weight.dtype is torch.float64
     assert (2 * member).double()[0].weight.dtype is torch.float64
     assert pop[1] is member
-    kept = member[0].weight
+    weight = member[0].weight
     del member
-    kept.data = kept.data.clone()
+    weight.data = weight.data.clone()
     with pytest.raises(StructureError, match="moved out of its population"):
         _ = pop[1]
 

@@ -1,7 +1,7 @@
-"""Checkpoints that 0.1 wrote load, and training goes on where it would have gone.
+"""Checkpoints written by 0.1 load, and training continues as it did there.
 
-`saved_by_0_1.pt` was written by that version: for each chain a population and its optimizer after three steps, and where two
-more led. It kept what pointwise links know per parameter, stacked over members, and what links of matrices know member by member
+`saved_by_0_1.pt` has for each chain a population and its optimizer after three steps, and the parameters after two more. That
+version stored the state of pointwise links per parameter, stacked over members, and that of matrix links per member
 (`"0.weight[1]"`, and `"members"` in a link's global state), which is refused.
 """
 
@@ -38,34 +38,34 @@ def train(pop, opt, steps):
 
 
 def save(path):
-    """What made the file, run with 0.1."""
-    found = {}
+    """Write the file; to be run with 0.1."""
+    runs = {}
     for name, links in CHAINS.items():
         pop = population()
         opt = mo.Optimizer(pop, *links())
         train(pop, opt, 3)
-        found[name] = {
+        runs[name] = {
             "population": {key: value.clone() for key, value in pop.state_dict().items()},
             "optimizer": opt.state_dict(),
         }
         other = population()
-        other.load_state_dict(found[name]["population"])
+        other.load_state_dict(runs[name]["population"])
         again = mo.Optimizer(other, *links())
-        again.load_state_dict(found[name]["optimizer"])
+        again.load_state_dict(runs[name]["optimizer"])
         train(other, again, 2)
-        found[name]["later"] = other.matrix.clone()
-    torch.save(found, path)
+        runs[name]["later"] = other.matrix.clone()
+    torch.save(runs, path)
 
 
 @pytest.mark.parametrize("name", ["soap", "prodigy", "galore"])
-def test_what_0_1_kept_member_by_member_is_refused(name):
+def test_state_of_0_1_per_member_is_refused(name):
     saved = torch.load(Path(__file__).with_name("saved_by_0_1.pt"), weights_only=True)[name]
     with pytest.raises(ValueError, match=r"saved state of 0\.bias\[0\] has no parameter here"):
         mo.Optimizer(population(), *CHAINS[name]()).load_state_dict(saved["optimizer"])
 
 
 @pytest.mark.parametrize("name", ["adam", "rates"])
-def test_a_run_of_0_1_goes_on(name):
+def test_a_run_of_0_1_resumes(name):
     saved = torch.load(Path(__file__).with_name("saved_by_0_1.pt"), weights_only=True)[name]
     pop = population()
     opt = mo.Optimizer(pop, *CHAINS[name]())
@@ -75,7 +75,7 @@ def test_a_run_of_0_1_goes_on(name):
     train(pop, opt, 2)
     torch.testing.assert_close(pop.matrix, saved["later"], rtol=1e-12, atol=1e-14)
     assert (pop.matrix - start).abs().max() > 1e-4
-    # Without the state it would not have gone there.
+    # A run without the state ends elsewhere.
     fresh = population()
     fresh.load_state_dict(saved["population"])
     train(fresh, mo.Optimizer(fresh, *CHAINS[name]()), 2)

@@ -1,4 +1,4 @@
-"""Operations scoped to names leave the other parameters alone."""
+"""Operations scoped to names change no other parameters."""
 
 import operator
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from torch import nn
 
 from moduli.particles import only
 from moduli.population import Population
-from population.helpers import copies, same_members
+from population.helpers import assert_same_members, copies
 
 
 def pair():
@@ -25,9 +25,9 @@ def test_only_is_a_loop(patterns):
     a, b = pair()
     xs, ys = copies(a), copies(b)
     for fn in (operator.add, operator.sub, operator.mul):
-        same_members(fn(a.only(*patterns), b), [fn(only(x, *patterns), y) for x, y in zip(xs, ys, strict=True)])
-        same_members(fn(a.only(*patterns), 3.0), [fn(only(x, *patterns), 3.0) for x in xs])
-    same_members(-a.only(*patterns), [-only(x, *patterns) for x in xs])
+        assert_same_members(fn(a.only(*patterns), b), [fn(only(x, *patterns), y) for x, y in zip(xs, ys, strict=True)])
+        assert_same_members(fn(a.only(*patterns), 3.0), [fn(only(x, *patterns), 3.0) for x in xs])
+    assert_same_members(-a.only(*patterns), [-only(x, *patterns) for x in xs])
     part = a.only(*patterns)
     part *= 2.0
     part += b
@@ -35,13 +35,13 @@ def test_only_is_a_loop(patterns):
         scope = only(x, *patterns)
         scope *= 2.0
         scope += y
-    same_members(a, xs)
+    assert_same_members(a, xs)
     moved = a.only(*patterns).mutate(scale=1.0)
     for (name, before), (_, after) in zip(a.named_parameters(), moved.named_parameters(), strict=True):
         chosen = not torch.equal(before, after)
         assert chosen == any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def test_unknown_names():
+def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="no parameter is called 'head'"):
         pair()[0].only("head")

@@ -1,4 +1,4 @@
-"""Members over two and four processes move as in one, and what is saved there is read anywhere."""
+"""Members over two and four processes step as in one, and their checkpoints load in any number of processes."""
 
 import copy
 import itertools
@@ -13,8 +13,8 @@ from population import shard_worker as worker
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one process does: losses, members, a checkpoint, and where two more steps from it lead."""
-    found = {}
+    """Return for each chain the losses, members and checkpoint of one process, and the members after two more steps."""
+    runs = {}
     for name in worker.CHAINS:
         pop = worker.population()
         losses, opt = worker.train(pop, name)
@@ -26,8 +26,8 @@ def alone():
         }
         for _ in range(2):
             opt.step(worker.closure(pop))
-        found[name] = {"losses": torch.stack(losses), "matrix": matrix, "saved": saved, "later": pop.matrix.clone()}
-    return found
+        runs[name] = {"losses": torch.stack(losses), "matrix": matrix, "saved": saved, "later": pop.matrix.clone()}
+    return runs
 
 
 def run(size, tmp_path, saved):
@@ -39,22 +39,22 @@ def run(size, tmp_path, saved):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 @pytest.mark.parametrize("size", [2, 4])
-def test_processes_together_do_what_one_does(size, tmp_path, alone):
-    found = run(size, tmp_path, alone)
+def test_processes_together_compute_what_one_does(size, tmp_path, alone):
+    results = run(size, tmp_path, alone)
     for name, expected in alone.items():
-        for each in found:
+        for each in results:
             for key in ("losses", "matrix"):
                 torch.testing.assert_close(each[name][key], expected[key], rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
             torch.testing.assert_close(each[name]["resumed"], expected["later"], rtol=1e-10, atol=1e-12, msg=name)
-        assert sum(each[name]["here"] for each in found) == worker.COUNT
-        # What several processes save, one reads.
+        assert sum(each[name]["here"] for each in results) == worker.COUNT
+        # One process loads the checkpoint of several.
         pop = worker.population()
-        worker.train(pop, name, steps=2, saved=found[0][name]["state"])
+        worker.train(pop, name, steps=2, saved=results[0][name]["state"])
         torch.testing.assert_close(pop.matrix, expected["later"], rtol=1e-10, atol=1e-12, msg=name)
-    # The cost model of the documentation: no message for gradient links; fitness and one row for a swarm; fitness, rates,
-    # and a quarter of the rows (parameters, buffers and two moments) for population-based training.
+    # As documented, gradient links send nothing; a swarm sends fitness and one row; population-based training sends fitness,
+    # rates, and a quarter of the rows (parameters, buffers and two moments).
     most, parameters, buffers = -(-worker.COUNT // size), 34, 9
-    for each in found:
+    for each in results:
         assert [each[name]["sent"] for name in ("adam", "rates", "search")] == [0, 0, 0]
         # A search runs in every process: its first members are exchanged once, then fitness alone.
         for name in ("evolution", "genetic", "entropy"):
@@ -62,18 +62,18 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
         assert each["swarm"]["sent"] == worker.STEPS * (most + parameters)
         assert each["training"]["sent"] == worker.STEPS // 2 * (2 * most + 3 * parameters + buffers)
     drawn = [each.matrix for each in worker.vary(worker.population())]
-    for each in found:
+    for each in results:
         for one, many in zip(drawn, each["drawn"], strict=True):
             torch.testing.assert_close(many, one, rtol=1e-10, atol=1e-12)
         assert each["numbers"].flatten().tolist() == list(reversed(range(worker.COUNT)))
-        said = each["refused"]
-        assert all("other processes hold some" in said[key] for key in ("choice", "centre", "apart"))
-        assert "pop.shard(mesh)" in said["mean"]
-        assert "lr has 5 numbers" in said["five"]
-        assert "already" in said["twice"]
-        assert "at least one to each" in said["few"]
-        assert "one dimension" in said["square"]
-        assert "the state is of 3 members" in said["members"]
+        errors = each["refused"]
+        assert all("other processes hold some" in errors[key] for key in ("choice", "centre", "apart"))
+        assert "pop.shard(mesh)" in errors["mean"]
+        assert "lr has 5 numbers" in errors["five"]
+        assert "already" in errors["twice"]
+        assert "at least one to each" in errors["few"]
+        assert "one dimension" in errors["square"]
+        assert "the state is of 3 members" in errors["members"]
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -82,9 +82,9 @@ def test_every_link_on_two_processes_is_as_on_one(tmp_path, pytestconfig):
     files = [tmp_path / f"{rank}.json" for rank in range(2)]
     launch("population/law_worker.py", 2, lambda rank: (tmp_path / "store", files[rank], every))
     for file in files:
-        found = json.loads(file.read_text())
-        assert not found["failed"]
-        assert len(found["passed"]) > 200 / every
+        results = json.loads(file.read_text())
+        assert not results["failed"]
+        assert len(results["passed"]) > 200 / every
 
 
 @pytest.mark.parametrize("width", [4, 7])

@@ -1,4 +1,4 @@
-"""Results that are written over temporaries are what they would be in memory of their own."""
+"""Results that reuse the memory of temporaries equal results in new memory."""
 
 import operator
 
@@ -15,7 +15,7 @@ from population.helpers import close
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Small populations are written over too."""
+    """Reuse the memory of small populations too."""
     monkeypatch.setattr(_core, "_LEAST", 0)
 
 
@@ -82,35 +82,35 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_results_do_not_share_what_others_can_write_to(holder):
+def test_results_do_not_share_memory_with_views_of_operands(holder):
     a, b = pair()
     a(torch.ones(3, dtype=torch.float64))
     x, y = a.matrix.clone(), b.matrix.clone()
-    held = HOLDERS[holder](a)
+    reference = HOLDERS[holder](a)
     d = a - b
-    if isinstance(held, torch.Tensor):
-        held.detach().fill_(7.0)
+    if isinstance(reference, torch.Tensor):
+        reference.detach().fill_(7.0)
     else:
-        held[:] = 7.0
+        reference[:] = 7.0
     close(d.matrix, x - y)
     assert bool((a.matrix == 7.0).any())
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_storage_is_used_again_only_when_nothing_refers_to_it(holder):
-    """A result takes the matrix of a population that is gone, unless a view of it is still held."""
-    a, b, kept = (Population.of(nn.Linear(96, 96).double(), 16) for _ in range(3))
+    """A result reuses the matrix of a deleted population, unless a view of it is referenced."""
+    a, b, other = (Population.of(nn.Linear(96, 96).double(), 16) for _ in range(3))
     assert a.matrix.nbytes > 1 << 18
-    held = HOLDERS[holder](b)
-    before = held.detach().clone() if isinstance(held, torch.Tensor) else held.copy()
+    reference = HOLDERS[holder](b)
+    before = reference.detach().clone() if isinstance(reference, torch.Tensor) else reference.copy()
     where = a.matrix.data_ptr()
     del a, b
-    results = [(kept / (k + 2)).matrix for k in range(4)]
+    results = [(other / (k + 2)).matrix for k in range(4)]
     assert where == results[0].data_ptr()
-    assert bool((held == before).all())
+    assert bool((reference == before).all())
 
 
-def test_temporaries_are_written_over():
+def test_memory_of_temporaries_is_reused():
     a, b = pair()
     places = []
 
@@ -118,8 +118,8 @@ def test_temporaries_are_written_over():
         places.append(pop._values.matrices[0].data_ptr())
         return pop
 
-    made = 0.5 * note(a - b) + a
-    assert made._values.matrices[0].data_ptr() == places[0]
+    result = 0.5 * note(a - b) + a
+    assert result._values.matrices[0].data_ptr() == places[0]
     named = a - b
     before = named.matrix.clone()
     double = 2 * named
@@ -147,7 +147,7 @@ def test_in_place_sums():
         close(e.matrix, d + sign * d)
 
 
-def test_results_keep_their_values_when_operands_are_gone():
+def test_results_keep_their_values_when_operands_are_deleted():
     a, b = pair()
     x, y = a.matrix.clone(), b.matrix.clone()
     d = a - b
@@ -157,7 +157,7 @@ def test_results_keep_their_values_when_operands_are_gone():
     assert len(other) == 4
 
 
-def test_long_chains_do_not_pile_up():
+def test_long_chains_of_sums():
     a, b = pair()
     x, y = a.matrix.clone(), b.matrix.clone()
     for _ in range(100):
@@ -176,7 +176,7 @@ OPERATORS = [operator.add, operator.sub]
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8))
 def test_random_programs(steps):
-    """Any sequence of operations, named or not, in place or not, on populations that are also read in between."""
+    """Check random sequences of operations, in place and not, on populations that are also read in between."""
     pops = [*pair(1, 3), *pair(2, 3)]
     plain = [pop.matrix.clone() for pop in pops]
     column = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Calls that torch.vmap cannot follow, calls that run out of memory, and sequences evaluated in place."""
+"""Calls that torch.vmap does not support, calls that run out of memory, and sequences evaluated in place."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from moduli.population import Population, _evaluator
 from moduli.population._evaluator import PopulationEvaluator
-from population.helpers import close, copies, same_members
+from population.helpers import assert_same_members, close, copies
 
 
 class Item(nn.Module):
@@ -33,18 +33,18 @@ class Masked(Item):
 
 
 @pytest.mark.parametrize("kind", [Item, Branch, Masked])
-def test_auto_loops_what_cannot_be_vectorised(kind):
+def test_auto_loops_models_that_vmap_does_not_support(kind):
     pop, x = Population.of(kind, 3).to(torch.float64), torch.randn(4, 3, dtype=torch.float64)
     nets = copies(pop)
     assert not pop.explain(x).startswith("loop")
     with pytest.raises(RuntimeError, match="vmap"):
         pop(x, vectorize="vmap")
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
     torch.manual_seed(0)
     out = pop(x)
     torch.manual_seed(0)
     close(out, torch.stack([net(x) for net in nets]))
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
     assert pop.explain(x).startswith("loop: torch.vmap cannot follow the model (")
     torch.manual_seed(0)
     losses, grads = pop.losses_and_gradients(lambda net: net(x).sum())
@@ -53,7 +53,7 @@ def test_auto_loops_what_cannot_be_vectorised(kind):
     wanted.sum().backward()
     close(losses, wanted.detach())
     close(dict(grads.named_parameters())["lin.weight"].data, torch.stack([net.lin.weight.grad for net in nets]))
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
 
 
 def test_other_errors_are_not_looped():
@@ -85,17 +85,17 @@ def test_out_of_memory_names_the_chunk_and_changes_nothing(monkeypatch, error, g
     nets, done, real = copies(pop), [], PopulationEvaluator._map
 
     def short(*args):
-        made = real(*args)
+        result = real(*args)
         done.append(1)
         if len(done) == 2:
             raise error
-        return made
+        return result
 
     monkeypatch.setattr(PopulationEvaluator, "_map", short)
     with pytest.raises(MemoryError, match=r"2 of 6 members at a time .* chunk_size below 2"):
         pop.gradients(lambda f: f(x).sum(), chunk_size=2) if gradients else pop(x, chunk_size=2)
     assert len(done) == 2
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
     close(pop(x, chunk_size=2), torch.stack([net(x) for net in nets]))
 
 
@@ -154,12 +154,12 @@ def test_sequences_are_a_loop(name):
             close(pop(x[0], chunk_size=chunk), wanted[:, 0])
             close(pop(x.view(5, 8, 3), chunk_size=chunk), wanted.view(7, 5, 8, -1))
     assert torch.equal(x, before)
-    same_members(pop, nets)
+    assert_same_members(pop, nets)
     assert pop(x).requires_grad
     close(pop(x).detach(), wanted)
 
 
-def test_what_is_more_than_a_sequence_is_called():
+def test_sequences_with_hooks_or_replaced_forwards_are_called():
     pop, x, seen = Population.of(SEQUENCES["nested"], 3), torch.ones(40, 3), []
     with torch.no_grad():
         wanted = pop(x)

@@ -1,4 +1,4 @@
-"""Selection and variation: exact counts, reproducible children, and no loop over members."""
+"""Selection and variation: counts, reproducible children, and no loop over members."""
 
 import warnings
 
@@ -20,8 +20,8 @@ def pair(count=6):
     torch.manual_seed(0)
     a, b = (Population.of(net, count) for _ in range(2))
     for pop, value in ((a, 1.0), (b, 2.0)):
-        for _, held in pop.named_buffers():
-            held.fill_(value)
+        for _, buffer in pop.named_buffers():
+            buffer.fill_(value)
     return a, b
 
 
@@ -78,8 +78,8 @@ def test_crossover_never_mixes_names(kind):
         assert 0.3 < second.double().mean() < 0.7
     if kind == "one_point":
         differs = x != y
-        for row, known in zip(second, differs, strict=True):
-            marks = row[known].int()
+        for row, different in zip(second, differs, strict=True):
+            marks = row[different].int()
             assert (marks.diff() >= 0).all()
     if kind == "layer":
         for index, member in enumerate(child):
@@ -92,7 +92,7 @@ def test_crossover_never_mixes_names(kind):
     assert torch.equal(a.crossover(b, "uniform", rate=1.0).matrix, y)
 
 
-def test_children_do_not_depend_on_chunks_or_company():
+def test_children_do_not_depend_on_chunks_or_other_members():
     a, b = pair(9)
     generators = [torch.Generator().manual_seed(3) for _ in range(4)]
     whole = a.mutate(0.5, 0.2, generator=generators[0])
@@ -109,7 +109,7 @@ def test_children_do_not_depend_on_chunks_or_company():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_is_as_it_should_be(dtype):
+def test_noise_has_the_moments_of_its_distribution(dtype):
     pop = Population.of(nn.Linear(50, 40), 200).to(dtype)
     n, u = (draw(generator=torch.Generator().manual_seed(5)).matrix.double() for draw in (pop.randn, pop.rand))
     size = n.numel() ** 0.5
@@ -130,7 +130,7 @@ def test_noise_is_as_it_should_be(dtype):
     assert not torch.equal(pop.randn().matrix, pop.randn().matrix)
 
 
-def test_mutation():
+def test_mutation_has_the_given_rate_and_scale():
     pop, _ = pair(200)
     pop.requires_grad_(False, "0.*")
     rate = torch.linspace(0, 1, 200)
@@ -177,7 +177,7 @@ def test_migration_around_a_ring():
         pop.migrate(torch.zeros(6), islands=3, count=3)
 
 
-def test_measures():
+def test_norms_distances_and_means_are_those_of_the_matrix():
     a, b = pair(4)
     x, y = a.matrix, b.matrix
     close(a.norm(), x.norm(dim=1))
@@ -257,7 +257,7 @@ def test_large_populations_fit_into_chunks():
 
         with Watch():
             torch.testing.assert_close(pop(x, chunk_size=16, vectorize="vmap"), whole, atol=1e-5, rtol=1e-5)
-        assert max(largest) < 512 * 8 * 64  # the activations of all members
+        assert max(largest) < 512 * 8 * 64  # the number of activations of all members
     for form in ("auto", "chunked"):
         torch.testing.assert_close(pop(x, vectorize=form), whole, atol=1e-5, rtol=1e-5)
 
@@ -286,7 +286,7 @@ def test_no_members_and_one(count):
             pop.tournament(torch.zeros(0), 3)
 
 
-def test_bad_input():
+def test_wrong_arguments_are_refused():
     a, b = pair(4)
     with pytest.raises(TypeError, match=r"made by Population\.of"):
         Population()
@@ -341,12 +341,12 @@ def test_a_failed_call_leaves_statistics_as_they_were():
         f(x)
         raise RuntimeError("after the first layers")
 
-    before = {name: held.clone() for name, held in pop.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in pop.named_buffers()}
     for form in ("vmap", "loop", "chunked"):
         with pytest.raises(RuntimeError, match="after the first"):
             pop.losses(fail, torch.randn(5, 3), vectorize=form)
-        for name, held in pop.named_buffers():
-            assert torch.equal(held, before[name])
+        for name, buffer in pop.named_buffers():
+            assert torch.equal(buffer, before[name])
 
 
 def test_a_class_initialises_its_members_as_it_does_one():
@@ -380,6 +380,6 @@ def test_a_class_initialises_its_members_as_it_does_one():
             self.w = nn.Parameter(torch.from_numpy(np.random.default_rng().normal(size=3)))
             self.v = nn.Parameter(torch.tensor(float(np.random.rand())))
 
-    for _ in range(3):  # NumPy's key changes at one draw of many only, its position at each
+    for _ in range(3):  # NumPy's key changes only after many draws, but its position at each
         values = Population.of(Foreign, 4)
         assert len({row.item() for row in dict(values.named_parameters())["v"]}) == 4

@@ -1,23 +1,18 @@
-"""Presets have the defaults of the implementations that they follow, or say why not."""
+"""Presets have the defaults of their reference implementations, or a stated reason; which parameters decay."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import moduli as mo
+from launching import load_program
 from moduli import m, presets
 
-SPEC = importlib.util.spec_from_file_location(
-    "preset_defaults", Path(__file__).parents[2] / "tools" / "preset_defaults.py"
-)
-defaults = sys.modules["preset_defaults"] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(defaults)
+defaults = load_program(Path(__file__).parents[2] / "tools" / "preset_defaults.py")
 
 
-def test_every_preset_is_compared_or_said_to_have_no_reference():
+def test_every_preset_has_a_reference_or_is_listed_without_one():
     assert sorted([*defaults.REFERENCES, *defaults.WITHOUT]) == sorted(presets.__all__)
 
 
@@ -64,13 +59,13 @@ def test_matrices_decay_and_vectors_do_not(preset):
     none, every, matrices = move("all", 0.0), move("all", 0.3), move("matrices", 0.3)
     assert not torch.equal(matrices[0], none[0])
     assert not torch.equal(every[1], none[1])
-    if preset in ("prodigy", "dadapt"):  # one estimate for all parameters
+    if preset in ("prodigy", "dadapt"):  # they have one estimate over all parameters, which the decay changes
         assert not torch.equal(matrices[1], every[1])
     else:
         assert torch.equal(matrices[1], none[1])
 
 
-def test_prodigy_and_lars_leave_vectors_of_zero_gradient_where_they_are():
+def test_prodigy_and_lars_do_not_move_vectors_of_zero_gradient():
     for links in (
         [m.Prodigy(weight_decay=0.5, d0=1.0, only="matrices")],
         [m.TrustRatio(weight_decay=0.5, only="matrices")],

@@ -1,4 +1,4 @@
-"""Presets are chains that equal the optimizers they are named for."""
+"""Presets equal the optimizers they are named after."""
 
 import pytest
 import torch
@@ -35,18 +35,18 @@ SAME = {
         lambda p: torch.optim.Adadelta(p, 0.5, weight_decay=0.1),
     ),
 }
-# What a preset can't do without.
+# Required arguments of presets.
 ARGUMENTS = {"muonclip": lambda net: {"pairs": [(net[0].weight, net[2].weight)], "logits": lambda: [torch.ones(2)]}}
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_same_as_torch(name):
+def test_presets_step_as_torch(name):
     ours, theirs = SAME[name]
     close(run(lambda p: ours()), run(theirs))
 
 
 @pytest.mark.parametrize("name", presets.__all__)
-def test_every_preset_goes_down_with_its_defaults(name):
+def test_every_preset_lowers_the_loss_with_its_defaults(name):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
     x, y = torch.randn(32, 4), torch.randn(32, 2)
@@ -64,7 +64,7 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adam():
     matrix, bias = run(lambda p: presets.muon(0.05, weight_decay=0.1), shapes=((4, 4), (5,)))
     _, adam = run(lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1), shapes=((4, 4), (5,)))
     close([bias], [adam])
-    # torch iterates in bfloat16, so the two agree only so far
+    # torch iterates in bfloat16, so they agree to a few digits
     (theirs,) = run(
         lambda p: torch.optim.Muon(p, 0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         shapes=((4, 4),),
@@ -77,7 +77,7 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adam():
 
 
 def test_nadam_and_laprop_and_lamb_are_their_papers():
-    # torch keeps the product of momenta in single precision
+    # torch stores the product of momenta in float32
     close(
         run(lambda p: presets.nadam(0.05, weight_decay=0.1)),
         run(lambda p: torch.optim.NAdam(p, 0.05, weight_decay=0.1)),
@@ -106,13 +106,13 @@ def test_scion_steps_within_its_balls():
     opt = mo.Optimizer(net, presets.scion(0.1, radius=2.0, head_radius=3.0))
     for _ in range(60):
         opt.step(mo.closure(lambda: -net[0].weight.sum() - net[0].bias.sum()))
-    # A constrained method ends on the boundary: all of a gradient of ones is in one direction.
+    # A constrained method ends on the boundary; the gradient of ones has rank one.
     values = torch.linalg.svdvals(net[0].weight.detach())
     assert values[0] <= 2.0 * (4 / 6) ** 0.5 * 1.2
     torch.testing.assert_close(net[0].bias.detach(), torch.full((4,), 3.0), rtol=1e-2, atol=1e-2)
 
 
-def test_soap_decays_nothing_in_the_step_that_it_skips():
+def test_soap_does_not_decay_in_the_step_that_it_skips():
     w = torch.nn.Parameter(torch.ones(3, 4))
     opt = mo.Optimizer([w], presets.soap(0.1, weight_decay=0.5))
     w.grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""A program of a user's that is type-checked strictly against the installed package."""
+"""A user's program that is type-checked strictly against the installed package."""
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ class Line(mo.Module):
         self.coef = mo.zeros(term=["constant", "slope"]).attach()
 
     def forward(self, x: Tensor) -> mo.Tensor:
-        """The line at some points."""
+        """Return the line at some points."""
         powers = mo.tensor(torch.stack([torch.ones_like(x), x]), "term x", term=["constant", "slope"])
         return mo.dot(self.coef, powers, over="term")
 
 
 class Halve(mo.optim.TensorTransform):
-    """A link of a user's own."""
+    """A link defined by a user."""
 
     elementwise = True
 
@@ -36,12 +36,12 @@ class Halve(mo.optim.TensorTransform):
         state: dict[str, object],
         setting: dict[str, object],
     ) -> Tensor:
-        """Half of the update."""
+        """Return half of the update."""
         return tensor / 2
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Train a network and say how well it fits."""
+    """Train a network and return its loss."""
     optimizer = mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), Halve(), m.LR(1e-2))
     loss: Tensor | None = None
     for _ in range(3):
@@ -50,12 +50,12 @@ def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def measure(p: Tensor) -> Tensor:
-    """The squared distance to 3."""
+    """Return the squared distance to 3."""
     return (p - 3.0).square().sum()
 
 
 def use() -> None:
-    """The rest of the front door, as most programs use it."""
+    """Use the other public names as most programs do."""
     net = nn.Linear(3, 1)
     value: float = train(net, torch.rand(8, 3), torch.rand(8, 1))
     a, b = mo.adopt(nn.Linear(3, 1)), mo.adopt(nn.Linear(3, 1))

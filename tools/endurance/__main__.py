@@ -19,24 +19,24 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run the checks; 1 if one of them failed."""
+    """Run the checks; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(description="the endurance checks")
     parser.add_argument("names", nargs="*", help="which; all by default")
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of them together")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    checks = {name: check for name, check in find_checks().items() if not given.names or name in given.names}
-    unknown = set(given.names) - checks.keys()
+    arguments = parser.parse_args()
+    checks = {name: check for name, check in find_checks().items() if not arguments.names or name in arguments.names}
+    unknown = set(arguments.names) - checks.keys()
     if unknown or not checks:
         parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(find_checks())}")
     failed = 0
     for name, check in checks.items():
-        start, options = time.monotonic(), {"seed": given.seed} if takes_seed(check) else {}
+        start, options = time.monotonic(), {"seed": arguments.seed} if takes_seed(check) else {}
         try:
             outcome = ", ".join(
-                f"{what} {count}" for what, count in check.run(given.seconds / len(checks), **options).items()
+                f"{what} {count}" for what, count in check.run(arguments.seconds / len(checks), **options).items()
             )
-        except Exception as error:  # noqa: BLE001 - so that the other checks run too
+        except Exception as error:  # noqa: BLE001 - reported, so that the other checks run too
             outcome, failed = f"FAILED: {type(error).__name__}: {error}", failed + 1
         print(f"{name} ({time.monotonic() - start:.0f} s): {outcome}", flush=True)
     return int(failed > 0)

@@ -1,8 +1,8 @@
-"""Endurance of files: interrupted saves, writers that are killed, and files that were changed at random.
+"""Endurance of files: interrupted saves, killed writers, and files changed at random.
 
-`run(seconds)` does all of it for so long, counts what it did, and raises `Violation` where a promise of `moduli.io` is broken:
-a descriptor or a temporary file that outlives an interrupt, a file that is neither the old nor the new one, an error other
-than `CheckpointError` on a file that was changed, or a module that such a file has changed in part.
+`run(seconds)` returns counts, and raises `Violation` if a guarantee of `moduli.io` is broken: a descriptor or a temporary file
+remains after an interrupt, a file is neither the old nor the new one, a changed file raises another error than
+`CheckpointError`, or a changed file is loaded in part.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ import moduli.io as mio
 
 
 class Violation(AssertionError):
-    """A promise that was broken."""
+    """A broken guarantee of `moduli.io`."""
 
 
 def run(seconds: float, seed: int = 0) -> dict[str, int]:
-    """Do everything for some seconds in all, and each thing at least once.
+    """Run all checks for some seconds in total, and each check at least once.
 
     Args:
-        seconds: How long.
-        seed: For the instants and the bytes.
+        seconds: The time for all checks.
+        seed: The seed of the instants and the bytes.
 
     Returns:
         Counts: saves, interrupts, mutated files and how many of them loaded, kills.
 
     Raises:
-        Violation: If a promise is broken.
+        Violation: If a guarantee is broken.
     """
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
@@ -63,7 +63,13 @@ def run(seconds: float, seed: int = 0) -> dict[str, int]:
 
 
 def interrupt_saves(folder: Path, seconds: float, rng: random.Random) -> Counter[str]:
-    """Interrupt `save` at random instants: neither descriptors nor temporary files are left, the file is old or new."""
+    """Interrupt `save` at random instants; no descriptor or temporary file may remain, and the file must be old or new.
+
+    Args:
+        folder: A directory to write to.
+        seconds: The time to run.
+        rng: The generator of the instants.
+    """
     path = folder / "net.safetensors"
     states = [_make_state(number) for number in range(2)]
     mio.save(path, states[0], fsync=False)
@@ -78,7 +84,7 @@ def interrupt_saves(folder: Path, seconds: float, rng: random.Random) -> Counter
 
 
 def interrupt_merges(folder: Path, seconds: float, rng: random.Random) -> Counter[str]:
-    """Interrupt merges into a directory: it is whole or not there."""
+    """Interrupt merges into a directory, which must be complete or absent; the arguments are those of `interrupt_saves`."""
     model = folder / "model"
     model.mkdir()
     mio.save(model / "model.safetensors", _make_state(0), fsync=False)
@@ -97,7 +103,7 @@ def interrupt_merges(folder: Path, seconds: float, rng: random.Random) -> Counte
                 each.unlink()
             merged.rmdir()
 
-    # What an interrupt of the removal of a directory leaves behind is removed by the next save.
+    # An interrupted removal leaves a directory behind, which the next save removes.
     def sweep() -> None:
         mio.write_bytes(folder / "sweep", b"", fsync=False)
         (folder / "sweep").unlink()
@@ -114,7 +120,7 @@ def _interrupt(
     rng: random.Random,
     sweep: Callable[[], None] = lambda: None,
 ) -> Counter[str]:
-    """Call a function again and again, interrupt it, and look at what is left each time."""
+    """Call a function repeatedly, interrupt it at random instants, and check the result each time."""
     counts: Counter[str] = Counter()
 
     def raise_interrupt(number: int, frame: FrameType | None) -> None:
@@ -128,7 +134,7 @@ def _interrupt(
             work(turn)
             durations.append(time.perf_counter() - start)
             check()
-        # The median: a machine that stood still for one of them would put all later interrupts behind the work.
+        # The median, because one slow call would move all later interrupts behind the work.
         span, end, turn = 1.2 * sorted(durations)[2], time.monotonic() + seconds, 0
         gc.collect()
         descriptors = _count_descriptors()
@@ -150,7 +156,7 @@ def _interrupt(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        torch.set_grad_enabled(recording)  # torch's own blocks can be left without it
+        torch.set_grad_enabled(recording)  # an interrupt may leave torch's context managers without restoring it
     return counts
 
 
@@ -162,7 +168,13 @@ def _count_descriptors() -> int:
 
 
 def mutate_files(folder: Path, seconds: float, rng: random.Random) -> Counter[str]:
-    """Load files that were changed at random: each loads or raises `CheckpointError`, and then nothing has changed."""
+    """Load files that were changed at random; each loads, or raises `CheckpointError` and changes nothing.
+
+    Args:
+        folder: A directory to write to.
+        seconds: The time to run.
+        rng: The generator of the changes.
+    """
     counts: Counter[str] = Counter()
     path, changed = folder / "net.safetensors", folder / "changed.safetensors"
     module = nn.Linear(4, 3)
@@ -172,7 +184,7 @@ def mutate_files(folder: Path, seconds: float, rng: random.Random) -> Counter[st
     mio.save(path, module, optimizer=optimizer, extra={"epoch": 3, "seen": {1, 2}}, fsync=False)
     data, end = path.read_bytes(), time.monotonic() + seconds
     target = nn.Linear(4, 3)
-    held = [value.clone() for value in target.state_dict().values()]
+    values = [value.clone() for value in target.state_dict().values()]
     while not counts["mutated"] or time.monotonic() < end:
         counts["mutated"] += 1
         changed.unlink(missing_ok=True)
@@ -189,11 +201,11 @@ def mutate_files(folder: Path, seconds: float, rng: random.Random) -> Counter[st
             except mio.CheckpointError as error:
                 if len(str(error)) > 4000:
                     raise Violation(f"an error of {len(str(error))} letters") from error
-        same = all(map(torch.equal, target.state_dict().values(), held))
+        same = all(map(torch.equal, target.state_dict().values(), values))
         whole = all(map(torch.equal, target.state_dict().values(), module.state_dict().values()))
         if not same and not whole:
             raise Violation("a file that was changed has changed a part of the module")
-        held = [value.clone() for value in target.state_dict().values()]
+        values = [value.clone() for value in target.state_dict().values()]
     return counts
 
 
@@ -218,11 +230,17 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def kill_writers(folder: Path, seconds: float, rng: random.Random) -> Counter[str]:
-    """Kill processes that write without end: the file is old or new, and the next save removes what they left."""
+    """Kill processes that save in a loop; the file must be old or new, and the next save must remove temporary files.
+
+    Args:
+        folder: A directory to write to.
+        seconds: The time to run.
+        rng: The generator of the instants.
+    """
     counts: Counter[str] = Counter()
     path, end = folder / "net.safetensors", time.monotonic() + seconds
     states = [_make_state(number) for number in range(2)]
-    gc.freeze()  # a child that collects garbage copies all of the memory it shares
+    gc.freeze()  # garbage collection in a child would copy all shared memory
     try:
         while not counts["kills"] or time.monotonic() < end:
             pid, ready = _start_writer(path, states)
@@ -243,10 +261,10 @@ def kill_writers(folder: Path, seconds: float, rng: random.Random) -> Counter[st
 
 
 def _start_writer(path: Path, states: list[dict[str, torch.Tensor]]) -> tuple[int, int]:
-    """Fork a process that saves without end; returns its id, and a descriptor that has a byte after its second save."""
+    """Fork a process that saves in a loop; return its id, and a descriptor that gets a byte after its second save."""
     ready, begins = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # nothing runs in the threads that this process may have
+        warnings.simplefilter("ignore", DeprecationWarning)  # no other thread of this process holds a lock
         pid = os.fork()
     if pid == 0:
         try:

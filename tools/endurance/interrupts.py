@@ -1,9 +1,9 @@
-"""Interrupt operations at random instants: afterwards everything is as before the operation, or as after it.
+"""Interrupt operations at random instants: afterwards every object is as before the operation, or as after it.
 
-Every operation is run on two equal systems. One is left alone; the other is interrupted by a timer whose handler raises
-KeyboardInterrupt, as Ctrl-C does, and must then be where the first one was before or is now. What is compared is everything
-that the operation may change: parameters, buffers, the state of links, versions. Grad mode must be as it was, no lock of the
-library held, and the next signal handled at once.
+Every operation runs on two equal systems. One is not interrupted; the other is interrupted by a timer whose handler raises
+KeyboardInterrupt, as Ctrl-C does, and must then equal the first one before or after its operation. Everything that the
+operation may change is compared: parameters, buffers, the state of links, versions. Grad mode must be restored, all locks of
+the library released, and the next signal handled immediately.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ D = torch.float64
 
 @dataclass
 class System:
-    """Something that an operation changes.
+    """An object with an operation on it, and the state that the operation may change.
 
     Attributes:
         act: The operation.
-        observe: Everything that it may change, as nested plain data; the tensors may be the live ones.
-        prepare: What happens before each operation, uninterrupted; it is given the number of operations made.
-        locks: The locks that it may take.
+        observe: Returns everything that it may change, as nested plain data; tensors need not be copied.
+        prepare: Called uninterrupted before each operation, with the number of operations made.
+        locks: The locks that the operation may acquire.
     """
 
     act: Callable[[], object]
@@ -50,19 +50,19 @@ class System:
 
 
 class InterruptError(AssertionError):
-    """An interrupted operation left something half done."""
+    """An interrupted operation was neither complete nor undone."""
 
 
 def run(seconds: float, seed: int = 0, least: int = 1) -> dict[str, int]:
-    """Interrupt all operations in turn for some seconds; return how often, by operation and by outcome.
+    """Interrupt all operations in turn for some seconds; return counts by operation and by outcome.
 
     Args:
-        seconds: How long.
-        seed: For the instants.
-        least: The number of interrupts before which it does not end, however long they take.
+        seconds: The time to run.
+        seed: The seed of the instants.
+        least: The smallest number of interrupts, which may take longer.
 
     Raises:
-        InterruptError: If one is neither done nor undone.
+        InterruptError: If an operation is neither complete nor undone.
     """
     rng, counts = random.Random(seed), dict.fromkeys(("attempts", "interrupted", "undone", "done"), 0)
     with tempfile.TemporaryDirectory() as folder, raise_at_alarm(), ThreadPoolExecutor(1) as thread:
@@ -86,8 +86,8 @@ class Pair:
         self.before: Any = None
 
     def attempt(self, rng: random.Random, counts: dict[str, int]) -> None:
-        """Try the operation once, interrupted with luck."""
-        if self.before is None:  # the last one was done
+        """Run the operation once on both systems, and try to interrupt one of them."""
+        if self.before is None:  # the last operation was completed
             self.calm.prepare(self.count)
             self.shaken.prepare(self.count)
             self.before = freeze(self.calm.observe())
@@ -156,12 +156,12 @@ def find_locks() -> list[Any]:
 
 @contextmanager
 def raise_at_alarm() -> Iterator[None]:
-    """Have the timer's signal raise KeyboardInterrupt; those that Python drops in a destructor go unreported."""
+    """Raise KeyboardInterrupt at the timer's signal inside the block; those ignored in destructors are not reported."""
     before, report = signal.signal(signal.SIGALRM, signal.default_int_handler), sys.unraisablehook
-    sys.unraisablehook = lambda found: None if found.exc_type is KeyboardInterrupt else report(found)
+    sys.unraisablehook = lambda event: None if event.exc_type is KeyboardInterrupt else report(event)
     try:
         with warnings.catch_warnings():
-            # An interrupt between `open` and the block that closes the file leaves that to the reference count.
+            # After an interrupt between `open` and its `with` block, the reference count closes the file.
             warnings.simplefilter("ignore", ResourceWarning)
             yield
     finally:
@@ -171,12 +171,18 @@ def raise_at_alarm() -> Iterator[None]:
 
 
 def freeze(value: Any) -> Any:
-    """Return a copy that nothing writes to."""
+    """Return a deep copy of nested data with tensors."""
     return copy.deepcopy(value)
 
 
 def find_difference(a: Any, b: Any, path: str = "it") -> str | None:
-    """Return the path of the first difference between nested data, None where they are equal up to rounding."""
+    """Return the path of the first difference between nested data; None if they are equal up to rounding.
+
+    Args:
+        a: The first.
+        b: The second.
+        path: The path of both in the whole.
+    """
     if isinstance(a, Tensor):
         same = isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype
         return None if same and torch.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True) else path
@@ -192,7 +198,7 @@ def find_difference(a: Any, b: Any, path: str = "it") -> str | None:
         return None if isinstance(b, float) and (a == b or abs(a - b) <= 1e-9 * abs(a) or a != a) else path
     else:
         return None if a == b else path
-    return next((found for place, x, y in pairs if (found := find_difference(x, y, place))), None)
+    return next((difference for place, x, y in pairs if (difference := find_difference(x, y, place))), None)
 
 
 # -- operations ----------------------------------------------------------------------------------------------------------
@@ -211,7 +217,7 @@ def make_params() -> list[nn.Parameter]:
 
 
 def step_given(*links: Callable[[], Any], **options: Any) -> Callable[[pathlib.Path], System]:
-    """Return what makes a system that is stepped with given gradients."""
+    """Return a function that makes a system whose operation is a step with given gradients."""
 
     def make(folder: pathlib.Path) -> System:
         params = make_params()
@@ -228,7 +234,7 @@ def step_given(*links: Callable[[], Any], **options: Any) -> Callable[[pathlib.P
 
 
 def step_closure(*links: Callable[[], Any], **options: Any) -> Callable[[pathlib.Path], System]:
-    """Return what makes a system that is stepped with a closure."""
+    """Return a function that makes a system whose operation is a step with a closure."""
 
     def make(folder: pathlib.Path) -> System:
         params = make_params()
@@ -236,7 +242,7 @@ def step_closure(*links: Callable[[], Any], **options: Any) -> Callable[[pathlib
         closure = mo.closure(lambda: sum(((p - i) ** 2).sum() + (p**4).sum() for i, p in enumerate(params)))
 
         def prepare(count: int) -> None:
-            if count % 20 == 19:  # at the optimum nothing moves
+            if count % 20 == 19:  # restart, because nothing moves at the optimum
                 for param, start in zip(params, make_params(), strict=True):
                     param.data.copy_(start)
 
@@ -256,12 +262,12 @@ class Net(mo.Module):
         self.head = nn.Linear(5, 2, dtype=D)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs."""
+        """Return the outputs."""
         return self.head(self.norm(self.body(x)).tanh())
 
 
 def step_population(folder: pathlib.Path) -> System:
-    """Adam on all members of a population."""
+    """Return a system that steps Adam on all members of a population."""
     torch.manual_seed(0)
     pop = mo.Population.of(nn.Linear, 3, 4, 2, dtype=D)
     opt = mo.Optimizer(pop, m.Adam(), m.LR(0.01))
@@ -271,24 +277,24 @@ def step_population(folder: pathlib.Path) -> System:
 
 
 def step_functional(folder: pathlib.Path) -> System:
-    """A pure step; the links have no state of their own before and after."""
+    """Return a system that makes a pure step, which stores no state in its links."""
     links = [m.Adam(), m.LR(0.01)]
-    held = {"params": [p.detach() for p in make_params()]}
-    held["state"] = optim.functional.init(links, held["params"])
+    current = {"params": [p.detach() for p in make_params()]}
+    current["state"] = optim.functional.init(links, current["params"])
 
     def act() -> None:
-        found = optim.functional.step(links, held["params"], [p * 2 for p in held["params"]], held["state"])
-        held.update(zip(("params", "state"), found, strict=True))
+        stepped = optim.functional.step(links, current["params"], [p * 2 for p in current["params"]], current["state"])
+        current.update(zip(("params", "state"), stepped, strict=True))
 
     def observe() -> Any:
         own = [(len(link.state), dict(link.global_state), link.settings.binding is None) for link in links]
-        return {**held, "links": own}
+        return {**current, "links": own}
 
     return System(act, observe, locks=find_locks)
 
 
 def load_file(folder: pathlib.Path) -> System:
-    """A module and an optimizer, loaded from one of two files in turn."""
+    """Return a system that loads a module and an optimizer from one of two files in turn."""
     net = Net()
     opt = mo.Optimizer(net, m.Adam(), m.LR(0.01))
     x, turn = torch.randn(8, 4, dtype=D), [0]
@@ -310,7 +316,7 @@ def load_file(folder: pathlib.Path) -> System:
 
 
 def load_state(folder: pathlib.Path) -> System:
-    """A module, loaded from a state dict."""
+    """Return a system that loads a module from a state dict."""
     net, states = Net(), [Net(i).state_dict() for i in (1, 2)]
     turn = [0]
     return System(
@@ -327,7 +333,7 @@ def locks_of(net: Any) -> list[Any]:
 
 
 def touch(folder: pathlib.Path) -> System:
-    """A particle follows the edits of a relative."""
+    """Return a system in which a particle follows the edits of a relative."""
     net = Net()
     other = net + 0
 
@@ -343,20 +349,20 @@ def touch(folder: pathlib.Path) -> System:
 
 
 def change_model(folder: pathlib.Path) -> System:
-    """Arithmetic in place on a model, in one call for all tensors and tensor by tensor."""
+    """Return a system with in-place arithmetic on a model, for all tensors at once and tensor by tensor."""
     net, other = particles.adopt(Net()), particles.adopt(Net(1))
     turn = [0]
 
     def act() -> None:
-        held: Any = net
+        model: Any = net
         if turn[0] == 0:
-            held *= 1.01
+            model *= 1.01
         elif turn[0] == 1:
-            held += other
+            model += other
         elif turn[0] == 2:
             particles.lerp_(net, other, 0.1)
         else:
-            held %= 3.0
+            model %= 3.0
 
     return System(
         act,
@@ -367,16 +373,16 @@ def change_model(folder: pathlib.Path) -> System:
 
 
 def change_population(folder: pathlib.Path) -> System:
-    """Arithmetic in place on a population, and members replaced by others."""
+    """Return a system with in-place arithmetic on a population and replaced members."""
     torch.manual_seed(0)
     pop = mo.Population.of(Net(), 4)
     parts: Any = pop.only("body.*")
     others, turn = pop[2:] * 1.01, [0]
 
     def act() -> None:
-        held: Any = pop
+        members: Any = pop
         if turn[0] == 0:
-            held *= 1.01
+            members *= 1.01
         elif turn[0] == 1:
             part = parts
             part *= 0.99
@@ -389,7 +395,7 @@ def change_population(folder: pathlib.Path) -> System:
 
 
 def merge_models(folder: pathlib.Path) -> System:
-    """A merge makes a new model and leaves those that it is made of alone."""
+    """Return a system that merges models, which must not change."""
     a, b = Net(1), Net(2)
     return System(lambda: merge.lerp(a, b, 0.5), lambda: [dict(a.state_dict()), dict(b.state_dict())], locks=find_locks)
 

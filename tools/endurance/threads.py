@@ -1,6 +1,6 @@
-"""Four threads that share fused functions: each must get what it gets alone, bit for bit.
+"""Four threads that share fused functions must compute what each computes alone, bit for bit.
 
-Every thread works on lists of its own, of other sizes and at other addresses, while the interpreter switches threads every
+Threads work on separate lists, of other sizes and at other addresses, while the interpreter switches threads every
 microsecond. A case is a function of a thread's number that returns tensors.
 """
 
@@ -31,13 +31,13 @@ def run(seconds: float) -> dict[str, int]:
     """Run all cases in turn until the time is over, each at least once.
 
     Args:
-        seconds: When to start no further round.
+        seconds: The time after which no new round starts.
 
     Returns:
         The number of cases and of rounds.
 
     Raises:
-        RuntimeError: A thread got other numbers than it gets alone.
+        RuntimeError: If a thread computed other values than it computes alone.
     """
     cases = {**list_functions(), **list_presets(), **list_programs()}
     rounds, end = 0, time.monotonic() + seconds
@@ -49,7 +49,7 @@ def run(seconds: float) -> dict[str, int]:
 
 
 def check_case(name: str, case: Case) -> None:
-    """Raise RuntimeError unless every thread gets what it gets alone."""
+    """Raise RuntimeError unless every thread computes what it computes alone."""
     alone = [case(k) for k in range(THREADS)]
     together: list[Any] = [None] * THREADS
     start = threading.Barrier(THREADS)
@@ -58,7 +58,7 @@ def check_case(name: str, case: Case) -> None:
         try:
             start.wait()
             together[k] = case(k)
-        except BaseException as error:  # noqa: BLE001 - it is reported by the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             together[k] = error
 
     with switch_often():
@@ -93,7 +93,7 @@ def switch_often() -> Iterator[None]:
 
 def list_functions() -> dict[str, Case]:
     """Return a case for each fused function that lives in a module of the library, and for a few written here."""
-    found: dict[str, kernels.Fused] = {
+    functions: dict[str, kernels.Fused] = {
         "in place": kernels.fuse(lambda p, g: p + g, inplace="p"),
         "several results": kernels.fuse(lambda p, g, w: (p - w * g, g * g)),
     }
@@ -101,8 +101,8 @@ def list_functions() -> dict[str, Case]:
         if ".cli" not in info.name and not info.name.endswith(("_ray", "_hosted")):
             module = import_module(info.name)
             shared = {f"{info.name}.{n}": v for n, v in vars(module).items() if isinstance(v, kernels.Fused)}
-            found.update(shared)
-    return {name: make_call(fused) for name, fused in found.items()}
+            functions.update(shared)
+    return {name: make_call(fused) for name, fused in functions.items()}
 
 
 def make_call(fused: kernels.Fused) -> Case:
@@ -114,13 +114,13 @@ def make_call(fused: kernels.Fused) -> Case:
         results: list[Tensor] = []
         for _ in range(60):  # new addresses each time; two threads have the same sizes, so that they share a plan
             sizes = [8 + k % 2, 3, 100 * (k % 2)]
-            given: list[Any] = []
+            arguments: list[Any] = []
             for name in fused.names:
                 number = len(name) <= 2 and name[0] in "wc" and hints[name].annotation in ("float", inspect._empty)
                 tensors = [torch.randn(n, generator=generator) for n in sizes]
-                given.append(0.5 + k if number else tensors)
+                arguments.append(0.5 + k if number else tensors)
             for _ in range(2):  # the second time at the same addresses
-                out = fused(*given)
+                out = fused(*arguments)
                 results += [t.clone() for part in (out if isinstance(out, tuple) else (out,)) for t in part]
         return results
 
@@ -129,16 +129,16 @@ def make_call(fused: kernels.Fused) -> Case:
 
 def list_presets() -> dict[str, Case]:
     """Return a case for each preset that steps with the gradients in `.grad`."""
-    found = {}
+    cases = {}
     for name in presets.__all__:
         preset = getattr(presets, name)
         arguments = inspect.signature(preset).parameters
         if any(each.default is each.empty for each in arguments.values()):
-            continue  # it needs to know the layers of a network
+            continue  # it needs the layers of a network
         settings = {"seed": 0} if "seed" in arguments else {}
         if not any(need.evaluates for link in preset(**settings) for need in link.all_needs()):
-            found[f"presets.{name}"] = make_steps(lambda preset=preset, settings=settings: preset(**settings))
-    return found
+            cases[f"presets.{name}"] = make_steps(lambda preset=preset, settings=settings: preset(**settings))
+    return cases
 
 
 def make_steps(chain: Callable[[], Any]) -> Case:

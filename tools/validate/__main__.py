@@ -1,4 +1,4 @@
-"""Write docs/validation.md: what this library computes, beside programs that others trust.
+"""Write docs/validation.md: results of this library beside those of established programs.
 
     python tools/validate              all sections, in at most half an hour on two cores (`make validate`)
     python tools/validate nist bbob    some; the others stay as they are
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Write docs/validation.md.")
     parser.add_argument("names", nargs="*", choices=[[], *SECTIONS], help="sections; all when left out")
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write the page")
-    parser.add_argument("--only", help=argparse.SUPPRESS)  # make one section here, and print it as JSON
+    parser.add_argument("--only", help=argparse.SUPPRESS)  # make one section in this process, and print it as JSON
     options = parser.parse_args(argv)
     if options.only:
         print_section(options.only)
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         began = perf_counter()
         text = make_section(name)
         failed += "**Failed**" in text
-        # Each as soon as it is there: what was made outlives an interruption.
+        # Written after every section, so that an interruption loses none.
         write_page(options.page, {**read_sections(options.page), name: text})
         print(f"{name}: {perf_counter() - began:.0f} s", flush=True)
     return 1 if failed else 0
@@ -78,7 +78,7 @@ def print_section(name: str) -> None:
 
 
 def make_section(name: str) -> str:
-    """Return a section as Markdown, made in another process; or why there is none."""
+    """Return a section as Markdown, made in another process, or the reason of its failure."""
     paths = (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     began = perf_counter()
@@ -98,7 +98,7 @@ def show(section: Section, seconds: float) -> str:
     """Return a section as Markdown."""
     lost = "\n".join(f"* {line}" for line in section.lost) if section.lost else "None."
     versions = ", ".join(map(show_version, section.packages))
-    made = f"{datetime.now(UTC):%Y-%m-%d} on {describe_machine()}; {versions}; {seconds:.0f} s"
+    description = f"{datetime.now(UTC):%Y-%m-%d} on {describe_machine()}; {versions}; {seconds:.0f} s"
     parts = [
         f"## {section.title}",
         section.about,
@@ -108,7 +108,7 @@ def show(section: Section, seconds: float) -> str:
     ]
     if section.lost:
         parts[-1] = f"Rows that are lost:\n\n{lost}"
-    return "\n\n".join([*parts, f"Made {made}."]) + "\n"
+    return "\n\n".join([*parts, f"Made {description}."]) + "\n"
 
 
 def describe_machine() -> str:

@@ -1,4 +1,4 @@
-"""What a section of the page of validation is, and the pieces that several of them share."""
+"""A section of the validation page, and functions that several sections share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BENCHMARKS = ROOT / "benchmarks"
 
 @dataclass
 class Section:
-    """One section.
+    """A section of the page.
 
     Attributes:
         title: Its heading.
-        about: What is compared, how, and what the noise is.
+        about: What is compared and how, and the size of the noise.
         command: The command that makes its tables by itself.
         body: Its tables, as Markdown.
-        lost: The rows that this library loses, as sentences; none if it is not behind anywhere.
+        lost: The rows in which this library is worse, as sentences.
         packages: The packages whose versions the page gives.
     """
 
@@ -38,7 +38,7 @@ class Section:
 
 
 def load(path: Path):
-    """Import a program of the repository by its path, with what lies beside it."""
+    """Import a program of the repository by its path; files beside it can be imported too."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"validated_{path.stem}", path)
@@ -77,7 +77,7 @@ def capture() -> Iterator[io.StringIO]:
 
 @contextlib.contextmanager
 def quick_environment() -> Iterator[None]:
-    """Within this, benchmarks take fewer turns."""
+    """Let benchmarks take fewer turns inside the block."""
     before = os.environ.get("MODULI_BENCH_QUICK")
     os.environ["MODULI_BENCH_QUICK"] = "1"
     try:

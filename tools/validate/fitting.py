@@ -9,7 +9,7 @@ from _section import BENCHMARKS, ROOT, Section, capture, is_installed, load, tab
 
 
 def check_nist() -> Section:
-    """NIST StRD and Moré, Garbow and Hillstrom, beside MINPACK, SciPy's trf and lmfit."""
+    """Return the section on NIST StRD and Moré, Garbow and Hillstrom, beside MINPACK, SciPy's trf and lmfit."""
     nist = load(BENCHMARKS / "nist.py")
     torch.set_num_threads(1)
     fits, problems = nist.measure_nist(), nist.measure_mgh()
@@ -35,7 +35,7 @@ def check_nist() -> Section:
 
 
 def check_constraints() -> Section:
-    """Hock and Schittkowski, beside SciPy's SLSQP."""
+    """Return the section on Hock and Schittkowski, beside SciPy's SLSQP."""
     from scipy.optimize import minimize as scipy_minimize
 
     from moduli import minimize
@@ -81,12 +81,12 @@ def _clip(x0, bounds):
 
 
 def _evaluate(function):
-    """Return a function of NumPy's arrays."""
+    """Return a function as one of NumPy arrays."""
     return lambda x: function(torch.as_tensor(x, dtype=torch.float64)).detach().numpy()
 
 
 def _differentiate(function):
-    """Return the derivatives of a function, as one of NumPy's arrays."""
+    """Return the derivatives of a function as a function of NumPy arrays."""
     return _evaluate(torch.func.jacrev(function))
 
 
@@ -95,7 +95,7 @@ BBOB_BUDGET = 400
 
 
 def check_bbob() -> Section:
-    """BBOB through `ioh`, beside pycma and SciPy."""
+    """Return the section on BBOB through `ioh`, beside pycma and SciPy."""
     words = ["--seeds", "3", "--budget", str(BBOB_BUDGET), "--workers", "2", "--methods", *BBOB_METHODS]
     command = "python benchmarks/bbob.py " + " ".join(f'"{word}"' if " " in word else word for word in words)
     about = (

@@ -12,7 +12,7 @@ from _section import BENCHMARKS, ROOT, Section, capture, is_installed, load, tab
 
 
 def check_recipes() -> Section:
-    """Every method of mergekit on the same checkpoints, tensor by tensor: the tests of this repository, counted."""
+    """Return the section on every method of mergekit on the same checkpoints, compared by the tests of this repository."""
     about = (
         "Each method of mergekit writes a merged checkpoint of small models, and so do the recipes here; every tensor is compared. "
         "These are the tests of `tests/io/test_mergekit.py`, which also say the tolerances: rounding of the dtype. Methods that "
@@ -51,7 +51,7 @@ def check_recipes() -> Section:
 
 
 def check_barriers() -> Section:
-    """Barriers between networks from different seeds, before and after alignment."""
+    """Return the section on barriers between networks from different seeds, before and after alignment."""
     align = load(BENCHMARKS / "align.py")
     with capture() as printed:
         for width in (32, 128, 512):

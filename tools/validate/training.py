@@ -13,7 +13,7 @@ STEPS, CLOSE = 30, 1e-6
 
 
 def check_steps() -> Section:
-    """Thirty steps of presets beside the implementations that they follow, with the settings of those."""
+    """Return the section on thirty steps of presets beside their reference implementations, with equal settings."""
     from moduli import Optimizer, presets
 
     references = load(ROOT / "tools" / "preset_defaults.py").REFERENCES
@@ -27,7 +27,7 @@ def check_steps() -> Section:
             difference, scale = _compare_steps(
                 presets, Optimizer, name, reference, getattr(importlib.import_module(module), kind)
             )
-        except Exception as error:  # noqa: BLE001 - a peer may raise anything; that is its row
+        except Exception as error:  # noqa: BLE001 - a peer may raise any error, which is shown in its row
             rows.append(
                 (f"`{name}`", f"`{reference.path}`", f"not compared: {type(error).__name__}: {str(error)[:80]}", "")
             )
@@ -51,21 +51,21 @@ def check_steps() -> Section:
 
 
 def _compare_steps(presets, optimizer, name, reference, kind) -> tuple[float, float]:
-    """Return the largest difference of a parameter, and how far the farthest has moved."""
-    given = {}
+    """Return the largest difference of a parameter, and the largest distance that one has moved."""
+    settings = {}
     for ours, (path, value) in reference.defaults.items():
         if value is not None:
-            given[ours] = (
+            settings[ours] = (
                 -value if path.startswith("-") and not isinstance(value, bool) and ours not in ("decay",) else value
             )
     nets = []
     for _ in range(2):
         torch.manual_seed(0)
-        bias = "uon" not in name  # those of Muon's kind are for matrices
+        bias = "uon" not in name  # Muon and its variants take matrices only
         nets.append(nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)).double())
     x, y = torch.randn(32, 6).double(), torch.randn(32, 3).double()
     start = [param.detach().clone() for param in nets[0].parameters()]
-    mine = optimizer(nets[0], *getattr(presets, name)(**given))
+    mine = optimizer(nets[0], *getattr(presets, name)(**settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = kind(nets[1].parameters())
@@ -92,7 +92,7 @@ def _compare_steps(presets, optimizer, name, reference, kind) -> tuple[float, fl
 
 
 def check_language_model() -> Section:
-    """Losses of a character transformer over three seeds, beside other libraries."""
+    """Return the section on losses of a character transformer over three seeds, beside other libraries."""
     module = load(BENCHMARKS / "character_lm.py")
     with capture() as printed, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -127,7 +127,7 @@ def check_language_model() -> Section:
 
 
 def check_mup() -> Section:
-    """The best learning rate over widths, with and without muP."""
+    """Return the section on the best learning rate over widths, with and without muP."""
     with quick_environment():
         axes = load(BENCHMARKS / "axes.py")
         results = axes.sweep()
@@ -157,7 +157,7 @@ def check_mup() -> Section:
 
 
 def check_growth() -> Section:
-    """The jump of the loss when a model grows, and what Adam makes of it."""
+    """Return the section on the jump of the loss when a model grows, and the steps of Adam after it."""
     import moduli as mo
     from moduli import m
 
@@ -220,7 +220,7 @@ def _make_growing(kind: str) -> nn.Module:
 
 
 def check_cart_pole() -> Section:
-    """CartPole-v1 by evolution strategies."""
+    """Return the section on CartPole-v1 by evolution strategies."""
     about = (
         "A linear policy without bias, from zero, until a member has a mean return of 500 over 16 episodes with fixed starts; then "
         "the mean return over 100 other episodes, where 475 counts as solved. Evaluations vary by a factor of four from seed to "

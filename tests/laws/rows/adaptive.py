@@ -2,7 +2,7 @@
 
 import torch
 
-from laws.helpers import quintic
+from laws.helpers import orthogonalize_quintic
 from laws.registry import Row, formula
 from moduli import m
 
@@ -40,7 +40,7 @@ def _msam(params, grads, memory, t):
         size = sum(float(v.abs().square().sum()) for v in velocity) ** 0.5
         return [1e-3 * v / size if size > 0 else v for v in velocity]
 
-    # What is trained moves by momentum; the parameters are beside it.
+    # Momentum moves the trained point; the parameters are perturbed from it.
     for param, v, old, new in zip(params, after, shift(before), shift(after), strict=True):
         param.data = param.data + old - 0.02 * v - new
 
@@ -103,7 +103,7 @@ def _orthograd_each(x, g, memory, t):
 def _dual_norm(x, g, memory, t):
     if g.dim() < 2:
         return 1e-3 * g
-    out = quintic(g)
+    out = orthogonalize_quintic(g)
     return 1e-3 * out * (out * g).sum()
 
 

@@ -1,8 +1,8 @@
-"""Links that see matrices as matrices, and links with little state, each beside the formula of its paper."""
+"""Links on matrices and links with little state, each with the formula of its paper as reference."""
 
 import torch
 
-from laws.helpers import quintic
+from laws.helpers import orthogonalize_quintic
 from laws.registry import Row, formula
 from moduli import m
 
@@ -117,7 +117,7 @@ def _scion(x, g, memory, t):
     if g.dim() < 2:
         norm = g.norm()
         return 0.01 * g * (g.numel() ** 0.5 / (norm if norm > 0 else 1.0))
-    return 0.01 * (g.shape[0] / g.shape[1]) ** 0.5 * quintic(g)
+    return 0.01 * (g.shape[0] / g.shape[1]) ** 0.5 * orthogonalize_quintic(g)
 
 
 def _dion(params, grads, memory, t):

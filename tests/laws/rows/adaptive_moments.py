@@ -1,4 +1,4 @@
-"""Adam's relatives, each beside torch's own or the formula of its paper."""
+"""Variants of Adam, with torch's or the formula of the paper as reference."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Constraints; one that does not bind leaves the optimum where it is."""
+"""Constraints that are inactive at the optimum, and so do not move it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Parameters of half precision that learn from small updates: in other dtypes these links change nothing."""
+"""Links that accumulate small updates of half-precision parameters; in other dtypes they change nothing."""
 
 import torch
 

@@ -1,8 +1,8 @@
-"""Small links that fit nowhere else."""
+"""Small links without a family."""
 
 import torch
 
-from laws.helpers import quiet, scaled_loss
+from laws.helpers import ignore, scale_loss
 from laws.registry import Row, formula, formula_of_closure
 from moduli import m, optim
 
@@ -62,7 +62,7 @@ def _random_products(params, evaluate, memory):
 def _print(name):
     return Row(
         name,
-        lambda: [getattr(m, name)(print_fn=quiet), m.LR(LR)],
+        lambda: [getattr(m, name)(print_fn=ignore), m.LR(LR)],
         closure=name == "PrintLoss",
         reference=lambda params: torch.optim.SGD(params, LR),
     )
@@ -113,7 +113,7 @@ ROWS = [
         pieces=False,
     ),
     Row("EscapeAnnealing", lambda: [m.EscapeAnnealing(max_iter=10, seed=0), m.LR(LR)], closure=True),
-    _row("LambdaHomotopy", lambda: [m.LambdaHomotopy(scaled_loss)], _homotopy(lambda f: 2 + 2 * f), closure=True),
+    _row("LambdaHomotopy", lambda: [m.LambdaHomotopy(scale_loss)], _homotopy(lambda f: 2 + 2 * f), closure=True),
     _row("SquareHomotopy", lambda: [m.SquareHomotopy()], _homotopy(lambda f: 2 * f), closure=True),
     _row("SqrtHomotopy", lambda: [m.SqrtHomotopy()], _homotopy(lambda f: 0.5 / (f + 1e-12).sqrt()), closure=True),
     _row(

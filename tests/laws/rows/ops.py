@@ -1,15 +1,15 @@
-"""Operations: functions of the update, and of what other links make of it."""
+"""Operations: functions of the update and of the results of other links."""
 
 import torch
 
-from laws.helpers import halved, shrunk, whole
+from laws.helpers import flatten_all, halve, halve_all
 from laws.registry import Row, formula
 from moduli import m
 
 __all__ = ["ROWS"]
 
 LR = 0.1
-SMALL = 1e-3  # for updates that lead uphill: losses of complex numbers grow exponentially
+SMALL = 1e-3  # for ascent directions: losses of complex parameters grow exponentially
 
 
 def _row(name, make, update, **options):
@@ -26,7 +26,7 @@ def _graft(direction, magnitude, eps=1e-6, least=None):
     """All tensors together."""
 
     def move(params, grads, memory, t):
-        d, size = whole(direction(grads, params)), whole(magnitude(grads, params)).norm()
+        d, size = flatten_all(direction(grads, params)), flatten_all(magnitude(grads, params)).norm()
         size = size if least is None else size.clamp(min=least)
         vector = LR * d * size / (d.norm() + eps)
         at = 0
@@ -38,7 +38,7 @@ def _graft(direction, magnitude, eps=1e-6, least=None):
 
 
 def _gram_schmidt(params, grads, memory, t):
-    signs, update = whole(grads).sign(), whole(grads)
+    signs, update = flatten_all(grads).sign(), flatten_all(grads)
     factor = (signs @ update) / (signs @ signs)
     for param, grad in zip(params, grads, strict=True):
         param.data.sub_(LR * (grad - factor * grad.sign()))
@@ -96,12 +96,12 @@ UNARY = [
     Row("NanToNum", lambda: [m.NanToNum(nan=0.0), m.LR(LR)], reference=lambda params: torch.optim.SGD(params, LR)),
     Row(
         "UnaryLambda",
-        lambda: [m.UnaryLambda(halved), m.LR(2 * LR)],
+        lambda: [m.UnaryLambda(halve_all), m.LR(2 * LR)],
         reference=lambda params: torch.optim.SGD(params, LR),
     ),
     Row(
         "UnaryParameterwiseLambda",
-        lambda: [m.UnaryParameterwiseLambda(shrunk), m.LR(2 * LR)],
+        lambda: [m.UnaryParameterwiseLambda(halve), m.LR(2 * LR)],
         reference=lambda params: torch.optim.SGD(params, LR),
     ),
     _row("CustomUnaryOperation", lambda: m.CustomUnaryOperation("tanh"), torch.tanh),

@@ -1,6 +1,6 @@
-"""Links over the members of a population: those that decide for each by itself, and those that move them relative to others.
+"""Links over the members of a population: those that decide for each member, and those that move members relative to others.
 
-The first are also N separate optimizers; the others get a population from every law.
+The first kind equals N separate optimizers; the second is given a population by every law.
 """
 
 from laws.registry import Row

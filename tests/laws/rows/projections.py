@@ -1,4 +1,4 @@
-"""Links that show the tensors to other links in another form."""
+"""Links that pass tensors to inner links in another form."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Proximal gradients; a penalty this small leaves the optimum where it is, up to the tolerance."""
+"""Proximal gradients with a penalty so small that the optimum moves by less than the tolerance."""
 
 from laws.registry import Row, formula
 from moduli import m

@@ -1,4 +1,4 @@
-"""Forgetting what was learnt."""
+"""Links that reset the state of others."""
 
 import torch
 

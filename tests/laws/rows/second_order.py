@@ -15,7 +15,7 @@ def _row(name, make, **more):
 
 ROWS = [
     _row("Newton", lambda: [m.Newton()], steps=5, tolerance=1e-10),
-    # Beyond negative curvature a step is as long as that says: rounding grows with it where no search follows.
+    # Where the curvature is negative, steps are long, and rounding grows with them unless a line search follows.
     _row("NewtonCG", lambda: [m.NewtonCG(), m.Backtracking()], steps=10, tolerance=1e-8),
     _row("NewtonCGSteihaug", lambda: [m.NewtonCGSteihaug()], steps=60, tolerance=1e-8),
     _row("NystromSketchAndSolve", lambda: [m.NystromSketchAndSolve(seed=0)], steps=60, random=True, pieces=False),

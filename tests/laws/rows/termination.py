@@ -1,4 +1,4 @@
-"""When to stop: links that change nothing, after which a chain moves as it would without them."""
+"""Termination criteria, which do not change the steps of a chain."""
 
 import torch
 

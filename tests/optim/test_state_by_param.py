@@ -1,4 +1,4 @@
-"""What hooks are shown as `param` addresses the link's own state and settings, in every form a parameter is shown."""
+"""`self.state[param]` and `self.settings[param]` are the `state` and `setting` arguments, in every form of a hook."""
 
 import sys
 
@@ -44,7 +44,7 @@ class ByParam(ByArgument):
 
 
 class ByGetState(TensorTransform):
-    """The same momentum with `get_state`, which makes what is missing."""
+    """The same momentum with `get_state`, which creates missing state."""
 
     def __init__(self, form, *, beta=0.9):
         super().__init__({"beta": beta}, concat_params=form == "vector")
@@ -59,7 +59,7 @@ class ByGetState(TensorTransform):
 
 
 class LazyPointwise(ByArgument):
-    """Makes its state at first use, in a pointwise hook."""
+    """Creates its state at first use, in a pointwise hook."""
 
     def single_tensor_initialize(self, tensor, param, grad, loss, state, setting):
         pass
@@ -72,10 +72,10 @@ class LazyPointwise(ByArgument):
 def trajectory(link, dtype, fuse, groups=False):
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in ((3, 2), (4,), ())]
-    given = params
+    param_groups = params
     if groups:
-        given = [{"params": params[:1]}, {"params": params[1:], "beta": 0.5}]
-    opt = mo.Optimizer(given, link, m.LR(0.1), fuse=fuse)
+        param_groups = [{"params": params[:1]}, {"params": params[1:], "beta": 0.5}]
+    opt = mo.Optimizer(param_groups, link, m.LR(0.1), fuse=fuse)
     for _ in range(4):
         opt.step(mo.closure(lambda: sum((p.abs() ** 2).sum() for p in params)))
     keys = len(link.state)
@@ -89,10 +89,10 @@ def trajectory(link, dtype, fuse, groups=False):
 def test_state_by_parameter_is_the_state_argument(kind, form, dtype, fuse):
     for groups in (False, True) if form != "vector" else (False,):
         expected, _ = trajectory(ByArgument(form), dtype, fuse, groups)
-        found, keys = trajectory(kind(form), dtype, fuse, groups)
-        # Hooks on lists are shown half-precision numbers as they are, pointwise ones in single precision.
+        params, keys = trajectory(kind(form), dtype, fuse, groups)
+        # Hooks on lists get half-precision tensors unmodified; pointwise hooks get them in single precision.
         tolerance = 2e-3 if dtype is torch.float16 else 1e-12
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(params, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
         assert keys == 3
 

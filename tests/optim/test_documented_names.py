@@ -1,4 +1,4 @@
-"""Every name that the documentation of the core promises is there, under its module."""
+"""Every name that the documentation of `moduli.optim` promises exists in its module."""
 
 import inspect
 

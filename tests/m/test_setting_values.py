@@ -1,4 +1,4 @@
-"""Settings mean what they say for every link, or are refused where they are given; one huge gradient is survived."""
+"""Ranges and types of settings, steps after one huge gradient, and least squares in half precision."""
 
 import inspect
 import re
@@ -23,15 +23,15 @@ SCALED = [
 
 @pytest.mark.parametrize("init_scale", ["auto", 0.5, None])
 @pytest.mark.parametrize("name", SCALED)
-def test_scale_first(name, init_scale):
-    """Before there is a pair the update is at most of length one, whatever the matrix begins with."""
-    given = {} if init_scale is None else {"init_scale": init_scale}
+def test_scale_first_bounds_the_first_update(name, init_scale):
+    """The first update has length one at most, whatever the initial matrix."""
+    settings = {} if init_scale is None else {"init_scale": init_scale}
     if init_scale is not None and (name == "LBFGS" or (name == "LSR1" and init_scale == "auto")):
         pytest.skip("it has no such setting")
     for size in (0.1, 100.0):
         for scaled in (True, False):
             w = nn.Parameter(torch.full((4,), size, dtype=torch.float64))
-            link = getattr(m, name)(scale_first=scaled, **given)
+            link = getattr(m, name)(scale_first=scaled, **settings)
             mo.Optimizer([w], link).step(lambda w=w: 0.5 * (w * w).sum())
             length = float((w.detach() - size).norm())
             matrix = 1.0 if init_scale in ("auto", None) else init_scale
@@ -62,9 +62,9 @@ CORRECTED = [
 
 @pytest.mark.parametrize(("link", "key"), CORRECTED, ids=lambda value: getattr(value, "__name__", value))
 def test_memories_of_one_are_refused_where_a_bias_is_corrected(link, key):
-    """1 - beta^t would be zero, and the mean divided by it NaN."""
-    known = inspect.signature(link).parameters
-    flags = {flag: True for flag in FLAGS if flag in known}
+    """With beta = 1 the bias correction 1 - beta^t is zero, and dividing by it gives NaN."""
+    parameters = inspect.signature(link).parameters
+    flags = {flag: True for flag in FLAGS if flag in parameters}
     with pytest.raises(ValueError, match=rf"{key} is 1.0; give a number from 0 \(included\) to 1 \(excluded\)"):
         link(**flags, **{key: 1.0})
     w = nn.Parameter(torch.ones(2))
@@ -74,15 +74,16 @@ def test_memories_of_one_are_refused_where_a_bias_is_corrected(link, key):
 
 
 def list_numbers(call):
-    """Names of the arguments that are numbers: by their default, unless they can be a string too."""
-    known = inspect.signature(call).parameters.values()
-    numbers = [p for p in known if isinstance(p.default, int | float) and not isinstance(p.default, bool)]
+    """Return the names of arguments whose default is a number and whose annotation excludes strings."""
+    parameters = inspect.signature(call).parameters.values()
+    numbers = [p for p in parameters if isinstance(p.default, int | float) and not isinstance(p.default, bool)]
     return [p.name for p in numbers if not any(word in str(p.annotation) for word in ("str", "Literal", "Metric"))]
 
 
 def list_required(call):
-    known = inspect.signature(call).parameters.values()
-    required = [p for p in known if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    """Return values for the required arguments, by name."""
+    parameters = inspect.signature(call).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name: m.BFGS() if "Chainable" in str(p.annotation) else 1 for p in required}
 
 
@@ -94,7 +95,7 @@ def test_a_string_for_a_number_is_refused_where_it_is_given(call):
     for key in list_numbers(call):
         with pytest.raises(TypeError) as caught:
             call(**list_required(call), **{key: "0.1"})
-        # A preset may give its argument to a link under the link's name for it.
+        # A preset may pass its argument to a link under another name.
         named = rf"\w+: {key if call in LINKS else '[a-z_0-9]+'} is '0.1'(, a string)?; give "
         assert re.match(named, str(caught.value)), f"{key}: {caught.value}"
 
@@ -153,7 +154,7 @@ def test_a_schedule_refuses_a_string():
 
 # -- one huge gradient ------------------------------------------------------------------------------------------------
 
-# Products of whole gradients overflow in these, and a matrix of infinities has no eigenvectors or inverse.
+# These multiply whole gradients; the product overflows to inf, and has no eigenvectors or inverse.
 MATRICES = ("SOAP", "GGT", "PSGD", "FullMatrixAdagrad")
 ROWS = [
     row
@@ -164,7 +165,7 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_one_huge_gradient_leaves_no_nan(row):
-    """Its square is infinite in float32; what follows is finite."""
+    """The square of one entry overflows to inf in float32; the steps after it stay finite."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     w = nn.Parameter(torch.ones(4, 3))

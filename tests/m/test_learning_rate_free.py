@@ -9,7 +9,7 @@ from moduli import m, presets
 
 
 class Prodigy(torch.optim.Optimizer):
-    """The algorithm of the paper, written out on one vector."""
+    """The algorithm of the paper on one vector."""
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -34,7 +34,7 @@ class Prodigy(torch.optim.Optimizer):
 
 
 class DAdapt(torch.optim.Optimizer):
-    """The algorithm of the paper, written out on one vector."""
+    """The algorithm of the paper on one vector, with a schedule `gamma`."""
 
     def __init__(self, params, gamma=lambda step: 1.0):
         super().__init__(params, {})
@@ -66,7 +66,7 @@ def test_is_its_paper(link, reference):
 
 
 @pytest.mark.parametrize("gamma", [0.3, lambda step: 1 / (1 + step)])
-def test_the_bound_of_dadaptation_knows_its_schedule(gamma):
+def test_the_bound_of_dadaptation_includes_its_schedule(gamma):
     schedule = gamma if callable(gamma) else lambda step: gamma
     expected = run(lambda p: DAdapt(p, schedule), steps=60)
     close(run(lambda p: [m.DAdaptAdam(gamma=gamma), m.LR(1.0)], steps=60), expected, 1e-9)
@@ -105,7 +105,7 @@ def test_schedule_free_is_its_paper(fuse, r):
     assert torch.equal(w.detach(), before)
 
 
-def test_schedule_free_of_what_it_has_not_seen():
+def test_schedule_free_average_before_a_step_is_the_parameter():
     w = torch.nn.Parameter(torch.ones(2))
     assert torch.equal(m.ScheduleFree().averages([w])[0], w.detach())
 
@@ -119,6 +119,6 @@ def test_schedule_free_of_what_it_has_not_seen():
         (lambda: m.DAdaptAdam(beta2=1.0), "DAdaptAdam: beta2"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()

@@ -1,4 +1,4 @@
-"""Bounds from the past."""
+"""Clipping and normalisation by running means and by the previous update."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from moduli import m, optim
 
 
 def through(link, updates):
-    """What a link makes of one update after the other."""
+    """Return the results of a link for a series of updates."""
     params = [torch.zeros_like(tensor) for tensor in updates[0]]
-    return [optim.step_tensors(link, [tensor.clone() for tensor in given], params=params) for given in updates]
+    return [optim.step_tensors(link, [tensor.clone() for tensor in update], params=params) for update in updates]
 
 
 SERIES = [[torch.tensor([x]), torch.tensor([2 * x, 0.0])] for x in (1.0, 100.0, 0.01, 3.0)]
@@ -25,8 +25,8 @@ def test_norms_follow_a_mean_that_grows_slowly(tensorwise, normalize):
     groups = [[0], [1]] if tensorwise else [[0, 1]]
     for group in groups:
         mean, last = torch.cat([SERIES[0][i] for i in group]), None
-        for given, out in zip(SERIES, got, strict=True):
-            flat = torch.cat([given[i] for i in group])
+        for update, out in zip(SERIES, got, strict=True):
+            flat = torch.cat([update[i] for i in group])
             mean = 0.5 * mean + 0.5 * flat
             if last is not None and mean.norm() > 1.5 * last:
                 mean = mean * (1.5 * last / mean.norm())
@@ -40,7 +40,7 @@ def test_elements_follow_a_mean():
     assert [out[0].item() for out in got] == pytest.approx([1.0, 50.5, 0.01, 3.0])
 
 
-def test_norm_growth():
+def test_growth_of_the_norm_is_bounded():
     got = through(m.ClipNormGrowth(mul=2.0, max_decay=4.0), SERIES)
     assert [out[0].item() for out in got] == pytest.approx([1.0, 2.0, 0.01, 1.0])
     got = through(m.ClipNormGrowth(mul=None, add=0.5, max_decay=None), SERIES)
@@ -50,7 +50,7 @@ def test_norm_growth():
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
-def test_value_growth(fuse):
+def test_growth_of_each_element_is_bounded(fuse):
     got = through(m.ClipValueGrowth(mul=2.0, max_decay=4.0), SERIES)
     assert [out[0].item() for out in got] == pytest.approx([1.0, 2.0, 0.01, 1.0])
     links = lambda p: [m.ClipValueGrowth(mul=1.01, add=0.1), m.LR(0.05)]  # noqa: E731
@@ -67,6 +67,6 @@ def test_value_growth(fuse):
         (lambda: m.NormalizeByEMA(beta=1.0), "NormalizeByEMA: beta"),
     ],
 )
-def test_refuses(make, says):
+def test_wrong_arguments_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()

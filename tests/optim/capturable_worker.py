@@ -1,4 +1,4 @@
-"""A process with a fake accelerator: the numbers of the host that each step of capturable chains gives to its kernels, as JSON."""
+"""Print as JSON which Python numbers each step of capturable chains passes to its kernels, on a fake accelerator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHAINS = {
 
 
 class Numbers(TorchDispatchMode):
-    """Notes the numbers of the host that operations of torch are given."""
+    """A dispatch mode that records the Python numbers passed to torch operations."""
 
     def __init__(self, numbers: list[float]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Numbers(TorchDispatchMode):
 
 
 def record_numbers(name: str) -> list[list[float]]:
-    """For each of five steps, after the first, the numbers that kernels and operations were given by value."""
+    """Return, for steps two to five, the Python numbers passed to kernels and torch operations."""
     params = [nn.Parameter(torch.empty(3, 2, device=DEVICE, dtype=torch.bfloat16)) for _ in range(3)]
     optimizer = Optimizer(params, *CHAINS[name](), capturable=True)
     run, steps = kernels.Bound.__call__, []
@@ -60,7 +60,7 @@ def record_numbers(name: str) -> list[list[float]]:
                 optimizer.step()
     numbers = [value for row in optimizer.state.values() for key, value in row.items() if key.endswith("/step")]
     assert all(isinstance(value, torch.Tensor) and value.device.type == DEVICE for value in numbers)
-    return steps[1:]  # the first makes the state
+    return steps[1:]  # the first step creates the state
 
 
 if __name__ == "__main__":

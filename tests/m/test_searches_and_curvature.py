@@ -1,4 +1,4 @@
-"""What is particular to deterministic and second-order links."""
+"""Line searches, quasi-Newton, conjugate gradient, second-order, least-squares and difference links beyond the common laws."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_a_strong_wolfe_step_satisfies_both_conditions(phi, first, c2):
     assert abs(phi(a)[1]) <= c2 * abs(slope)
 
 
-def test_the_accepted_point_is_carried_over_only_for_fixed_closures():
+def test_the_accepted_evaluation_is_reused_only_for_fixed_closures():
     for fixed in (False, True):
         w = _start()
         opt = mo.Optimizer([w], m.LBFGS(), m.StrongWolfe())
@@ -72,7 +72,7 @@ def test_the_accepted_point_is_carried_over_only_for_fixed_closures():
     assert with_carry < 45
 
 
-def test_carrying_over_changes_nothing_else():
+def test_reusing_the_evaluation_changes_nothing_else():
     points = []
     for fixed in (False, True):
         w = _start()
@@ -96,7 +96,7 @@ def test_an_uphill_direction_is_not_followed():
         assert (w**2).sum() < first
 
 
-def test_a_closure_that_fails_leaves_the_parameters():
+def test_a_closure_that_fails_restores_the_parameters():
     w = _start()
     before, calls = w.data.clone(), [0]
 
@@ -139,9 +139,9 @@ def test_the_secant_equation(name):
 
 
 @pytest.mark.parametrize("name", ["BFGS", "DFP", "SR1", "BroydenGood", "BroydenBad", "McCormick"])
-def test_the_hessian_and_its_inverse_are_kept_alike(name):
+def test_updates_of_the_hessian_and_of_its_inverse_agree(name):
     A, b, _ = _quadratic()
-    kept = []
+    matrices = []
     for inverse in (True, False):
         w = torch.nn.Parameter(torch.ones(6, dtype=D))
         link = getattr(m, name)(inverse=inverse)
@@ -149,8 +149,8 @@ def test_the_hessian_and_its_inverse_are_kept_alike(name):
         for _ in range(6):
             opt.step(mo.closure(lambda w=w: 0.5 * w @ A @ w - b @ w))
         matrix = link.state[w]["matrix"]
-        kept.append(matrix if not inverse else torch.linalg.inv(matrix))
-    torch.testing.assert_close(kept[0], kept[1], rtol=1e-6, atol=1e-6)
+        matrices.append(matrix if not inverse else torch.linalg.inv(matrix))
+    torch.testing.assert_close(matrices[0], matrices[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [4, 10, 20, 37])
@@ -221,7 +221,7 @@ def test_on_a_quadratic_directions_are_conjugate_and_n_steps_are_enough(name):
     A, b, best = _quadratic(5)
 
     class Exact(mo.optim.Module):
-        """The exact minimum along the update."""
+        """Steps to the exact minimum along the update."""
 
         def apply(self, objective):
             (u,), (g,) = objective.get_updates(), objective.get_grads()
@@ -253,8 +253,8 @@ def test_newton_solves_a_quadratic_at_once(method):
         return 0.5 * x @ A @ x - b @ x
 
     opt.step(mo.closure(loss))
-    found = torch.cat([p.detach().reshape(-1) for p in parts])
-    torch.testing.assert_close(found, best, rtol=1e-6, atol=1e-6)
+    params = torch.cat([p.detach().reshape(-1) for p in parts])
+    torch.testing.assert_close(params, best, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [m.Newton, m.NewtonCG, lambda: m.TrustCG(m.Newton()), lambda: m.Dogleg(m.Newton()),
@@ -282,7 +282,7 @@ def test_a_saddle_is_left_with_absolute_eigenvalues():
 
 
 @pytest.mark.parametrize("method", ["autograd", "batched_autograd"])
-def test_hutchinson_draws_as_many_vectors_as_asked(method):
+def test_hutchinson_draws_n_samples_vectors(method):
     A, b, _ = _quadratic()
     spreads = []
     for count in (1, 64):
@@ -297,8 +297,8 @@ def test_hutchinson_draws_as_many_vectors_as_asked(method):
         stacked = torch.stack(estimates)
         spreads.append(stacked.std(0).mean())
         error = (stacked.mean(0) - A.diagonal()).abs().max()
-        assert error < 6 * stacked.std(0).max() / math.sqrt(40)  # unbiased within confidence
-    assert spreads[1] < spreads[0] / 5  # an eighth is expected
+        assert error < 6 * stacked.std(0).max() / math.sqrt(40)  # unbiased within confidence bounds
+    assert spreads[1] < spreads[0] / 5  # the expected ratio is an eighth
 
 
 def test_equilibration_does_not_grow_with_the_number_of_draws():
@@ -368,18 +368,18 @@ def test_random_differences_are_unbiased(name):
     w = torch.nn.Parameter(torch.tensor([0.5, -1.0, 2.0], dtype=D))
     target = 2 * w.detach()
     opt = mo.Optimizer([w], getattr(m, name)(seed=0, n_samples=50), m.LR(1.0))
-    found = []
+    estimates = []
     for _ in range(60):
         before = w.data.clone()
         opt.step(mo.closure(lambda: (w**2).sum()))
-        found.append(before - w.data)
+        estimates.append(before - w.data)
         w.data.copy_(before)
-    found = torch.stack(found)
-    bias = (found.mean(0) - target).abs()
-    assert bool((bias < 5 * found.std(0) / math.sqrt(60) + 1e-3).all())
+    estimates = torch.stack(estimates)
+    bias = (estimates.mean(0) - target).abs()
+    assert bool((bias < 5 * estimates.std(0) / math.sqrt(60) + 1e-3).all())
 
 
-def test_mezo_keeps_no_directions():
+def test_mezo_stores_no_directions():
     w = torch.nn.Parameter(torch.ones(5, dtype=D))
     link = m.MeZO(seed=0)
     mo.Optimizer([w], link, m.LR(0.1)).step(mo.closure(lambda: (w**2).sum()))
@@ -418,7 +418,7 @@ def test_wrong_arguments_are_refused_by_name(make, match):
         make()
 
 
-def test_complex_parameters():
+def test_complex_parameters_with_lbfgs_and_their_error_with_newton():
     w = torch.nn.Parameter(torch.tensor([1 + 2j, -1j], dtype=torch.complex128))
     opt = mo.Optimizer([w], m.LBFGS(), m.StrongWolfe())
     for _ in range(15):
@@ -442,7 +442,7 @@ def test_scipy_agrees_on_the_minimum():
 @pytest.mark.parametrize("start", [(-1.1, 2.5), (-1.5, 2.3), (0.5, 3.0), (2.0, -1.0)])
 @pytest.mark.parametrize("search", [m.StrongWolfe, m.Backtracking])
 def test_newton_cg_leaves_regions_of_negative_curvature(start, search):
-    """Ended where curvature turns negative, the iteration is the gradient alone, which took 150 steps from the first."""
+    """If the inner iteration ended at negative curvature, steps would be plain descent: 150 of them from the first start."""
     w = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     opt = mo.Optimizer([w], m.NewtonCG(), search())
     for _ in range(40):

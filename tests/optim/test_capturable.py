@@ -1,20 +1,16 @@
-"""Steps that can be captured in a graph of an accelerator: no number of the host changes between two of them."""
+"""Capturable steps pass the same Python numbers to kernels at every step, so a graph of an accelerator can replay them."""
 
 import copy
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
+from launching import TESTS, run_python
 from moduli import Optimizer, Population, m, presets
 from moduli.optim import ChainError, schedules
 
-TESTS = Path(__file__).parent.parent
 CHAINS = {
     "adam": lambda: [m.Adam(), m.LR(0.1)],
     "nadam": lambda: [m.NAdam(), m.LR(0.1)],
@@ -43,23 +39,16 @@ def train(make, capturable, steps=10, resume=None):
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator)
         if step == 3:
-            params[1].grad = None  # its count falls behind
+            params[1].grad = None  # its step count is then one less
         optimizer.step()
     return torch.cat([param.detach().flatten() for param in params]), optimizer
 
 
 def test_no_number_of_the_host_changes_between_steps():
-    path = f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "optim" / "captured_worker.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    for name, steps in json.loads(done.stdout).items():
+    printed = run_python(TESTS / "optim" / "capturable_worker.py")
+    for name, steps in json.loads(printed).items():
+        assert len(steps) == 4
+        assert any(steps[0]), name
         assert all(numbers == steps[0] for numbers in steps), name
 
 
@@ -69,7 +58,7 @@ def test_counts_on_the_device_give_the_numbers_of_counts_on_the_host(name):
     captured, device = train(CHAINS[name], capturable=True)
     torch.testing.assert_close(captured, expected, rtol=1e-6, atol=1e-7)
     assert "one pass" in device.explain()
-    for begun in (True, False):  # a state goes from one kind to the other
+    for begun in (True, False):  # state from a capturable optimizer loads into one that is not, and the reverse
         other, _ = train(CHAINS[name], capturable=begun, resume=5)
         torch.testing.assert_close(other, expected, rtol=1e-6, atol=1e-7)
     assert device.current_step == host.current_step == 10
@@ -78,7 +67,7 @@ def test_counts_on_the_device_give_the_numbers_of_counts_on_the_host(name):
 def test_numbers_are_those_of_capturable_adam_of_torch():
     params = [torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4)) for _ in range(2)]
     ours = Optimizer(params[:1], m.Adam(), m.LR(0.1), capturable=True)
-    # Torch lets only accelerators be captured; what it computes does not depend on the device.
+    # torch allows `capturable` on accelerators only; the computation is the same on the CPU.
     with mock.patch("torch.optim.adam._get_capturable_supported_devices", return_value=["cpu"]):
         theirs = torch.optim.Adam(params[1:], 0.1, capturable=True, foreach=False)
         for k in range(8):
@@ -86,11 +75,11 @@ def test_numbers_are_those_of_capturable_adam_of_torch():
                 param.grad = torch.sin(param.detach() * (k + 1))
             ours.step()
             theirs.step()
-    torch.testing.assert_close(params[0], params[1], rtol=1e-4, atol=1e-5)  # torch counts in single precision
+    torch.testing.assert_close(params[0], params[1], rtol=1e-4, atol=1e-5)  # torch counts steps in float32
 
 
-def test_a_schedule_goes_on_where_replayed_steps_left_it():
-    """A replay runs what the device does, and nothing of Python."""
+def test_a_schedule_continues_after_replayed_steps():
+    """A replay advances the step count on the device without running Python."""
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = Optimizer([param], m.LR(lambda step: step + 1.0), capturable=True)
     param.grad = torch.ones(1)
@@ -102,7 +91,7 @@ def test_a_schedule_goes_on_where_replayed_steps_left_it():
     assert optimizer.state_dict()["current_step"] == 3
 
 
-def test_what_is_refused():
+def test_chains_that_cannot_be_captured_are_refused():
     param = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ChainError, match="lr is a function of the step that can't be computed on a device"):
         Optimizer([param], m.LR(lambda step: min(1.0, step / 10)), capturable=True)

@@ -1,4 +1,4 @@
-"""The room as a whole: its contract, its documentation, and what importing it costs."""
+"""The public functions of `moduli.kernels`, their documentation, and which modules importing it loads."""
 
 import contextlib
 import doctest
@@ -32,7 +32,7 @@ def test_examples_run(backend, name):
     assert result.failed == 0
 
 
-def test_import_brings_no_compiler_of_torch():
+def test_import_loads_no_compiler_of_torch():
     code = (
         "import sys; import moduli.kernels as k, torch; f = k.fuse(lambda x, s: x * s); f([torch.ones(3)], 2.0);"
         "print([m for m in ('torch._dynamo', 'torch._inductor', 'sympy') if m in sys.modules])"
@@ -43,7 +43,7 @@ def test_import_brings_no_compiler_of_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_room_explains_itself(backend, monkeypatch):
+def test_explain_names_the_form_and_the_reason(backend, monkeypatch):
     answer = kernels.explain()
     assert answer.form == backend
     if backend == "c":
@@ -63,7 +63,7 @@ def test_the_room_explains_itself(backend, monkeypatch):
 
 
 def test_without_torchs_reader_of_tensors(backend, monkeypatch):
-    """Older versions of torch lack it: addresses and shapes are then asked of each tensor."""
+    """Without torch's reader, which older versions lack, addresses and shapes are read from each tensor."""
     kernels.reset()
     monkeypatch.setattr("moduli.kernels._runtime.find_tensor_reader", lambda: None)
     fused = kernels.fuse(lambda x, y: x - y, inplace="x")
@@ -84,7 +84,7 @@ def test_without_torchs_reader_of_tensors(backend, monkeypatch):
     kernels.reset()
 
 
-def test_torch_compile_sees_the_function(backend):
+def test_torch_compile_runs_the_function(backend):
     fused = kernels.fuse(lambda x, y, a: a * x + y, inplace="x")
 
     @torch.compile(backend="eager", fullgraph=False)
@@ -98,7 +98,7 @@ def test_torch_compile_sees_the_function(backend):
 
 
 def test_the_page_runs(backend):
-    """Blocks of the page in order, in one namespace; a text block is what the block before it printed."""
+    """Run the blocks of docs/kernels.md in one namespace; a text block is the output of the block before it."""
     page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(python|text)\n(.*?)```", page, flags=re.DOTALL)
     space, printed = {"__name__": "page"}, ""
@@ -113,7 +113,7 @@ def test_the_page_runs(backend):
             assert same, f"printed {printed!r}, and the page has {text!r}"
 
 
-def test_a_default_device_is_no_obstacle(backend):
+def test_a_default_device_has_no_effect(backend):
     kernels.reset()
     xs = [torch.ones(3), torch.ones(20_000), torch.ones(2, dtype=torch.float16)]
     with torch.device("meta"):
@@ -142,8 +142,8 @@ def test_the_first_call_may_be_in_inference_mode(backend):
     assert torch.equal(frozen, torch.ones(3))
 
 
-def test_kept_plans_follow_what_changes(backend):
-    """With grad mode off a call takes the shortest way; each of these must leave it."""
+def test_stored_plans_detect_other_arguments(backend):
+    """With grad mode off a call takes the fastest path; each of these arguments must leave it."""
     fused = kernels.fuse(lambda x, y: x + y, inplace="x")
 
     def check(xs, ys):

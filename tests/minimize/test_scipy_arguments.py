@@ -1,4 +1,4 @@
-"""What people who come from SciPy write: args, jac, hess, options, robust losses, NumPy functions, SciPy's names of results."""
+"""Arguments as in SciPy: args, jac, hess, options, robust losses, NumPy functions, and SciPy's attributes of results."""
 
 import numpy as np
 import pytest
@@ -60,29 +60,29 @@ def test_numpy_functions_with_a_gradient_are_minimised_as_with_torchs(method, bo
 
     limits = {"max_steps": 40} if method == "gd" else {}
     if both:
-        found = minimize(lambda x: (rosen(x), gradient(x)), X0, method, jac=True, **limits)
+        result = minimize(lambda x: (rosen(x), gradient(x)), X0, method, jac=True, **limits)
     else:
-        found = minimize(rosen, X0, method, jac=gradient, **limits)
+        result = minimize(rosen, X0, method, jac=gradient, **limits)
     exact = minimize(rosenbrock, torch.tensor([-1.2, 1.0], dtype=D), method, **limits)
     assert calls
-    assert found.evaluations == pytest.approx(exact.evaluations, abs=4)
-    torch.testing.assert_close(found.x, exact.x, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found.jac, der(found.x.numpy()), atol=1e-12)
+    assert result.evaluations == pytest.approx(exact.evaluations, abs=4)
+    torch.testing.assert_close(result.x, exact.x, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result.jac, der(result.x.numpy()), atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["newton", "newton-cg", "trust-ncg", "trust-exact", "dogleg", "damped-newton"])
 @pytest.mark.parametrize("own_gradient", [True, False])
-def test_a_hessian_of_the_user_gives_the_steps_of_torchs(method, own_gradient):
+def test_a_given_hessian_gives_the_steps_of_differentiation(method, own_gradient):
     rosen, der, hess = scipy_optimize.rosen, scipy_optimize.rosen_der, scipy_optimize.rosen_hess
     x0 = torch.tensor([-1.2, 1.0], dtype=D)
     exact = minimize(rosenbrock, x0, method)
     if own_gradient:
-        found = minimize(rosen, X0, method, jac=der, hess=hess)
+        result = minimize(rosen, X0, method, jac=der, hess=hess)
     else:
-        found = minimize(rosenbrock, x0, method, hess=lambda x: torch.from_numpy(hess(x.numpy())))
-    assert found.success, found
-    assert found.evaluations == pytest.approx(exact.evaluations, abs=3)
-    np.testing.assert_allclose(found.hessian(), hess(found.x.numpy()), rtol=1e-9)
+        result = minimize(rosenbrock, x0, method, hess=lambda x: torch.from_numpy(hess(x.numpy())))
+    assert result.success, result
+    assert result.evaluations == pytest.approx(exact.evaluations, abs=3)
+    np.testing.assert_allclose(result.hessian(), hess(result.x.numpy()), rtol=1e-9)
 
 
 def test_a_method_that_needs_second_derivatives_asks_for_them():
@@ -158,7 +158,7 @@ def test_modes_of_differentiation_agree(mode):
         ({"options": {"maxiter": 0}}, ValueError, "at least one"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(options, error, match):
+def test_wrong_options_are_refused(options, error, match):
     options = {"fun": rosenbrock, "x0": torch.tensor([[-1.2, 1.0]], dtype=D)[0], **options}
     with pytest.raises(error, match=match):
         minimize(**options)
@@ -193,7 +193,7 @@ def test_callbacks_of_both_kinds():
 
 
 @pytest.mark.parametrize("scale", [1.0, "jac", torch.tensor([1.0, 1e-3, 10.0], dtype=D)])
-def test_scales_of_variables_change_the_way_and_not_the_end(scale):
+def test_scales_of_variables_do_not_change_the_result(scale):
     fit, exact = minimize(decay, START, x_scale=scale), minimize(decay, START)
     assert fit.success
     torch.testing.assert_close(fit.x, exact.x, rtol=1e-7, atol=1e-9)
@@ -217,7 +217,7 @@ def test_robust_losses_are_those_of_scipy(loss):
     assert fit.success, fit
     assert fit.value == pytest.approx(theirs.cost, rel=1e-9)
     np.testing.assert_allclose(fit.x, theirs.x, rtol=1e-5)
-    # Far less is lost to the two outliers than by least squares.
+    # The two outliers move the fit much less than they move least squares.
     clean = minimize(decay, START).x
     assert (fit.x - clean).norm() < 0.2 * (minimize(lambda p: decay(p, y=y), START).x - clean).norm()
 
@@ -256,15 +256,15 @@ def test_residuals_that_are_not_a_number_can_be_left_out():
 
 
 @pytest.mark.parametrize("method", ["nelder-mead", "powell", "cd", "cmaes", "spsa"])
-def test_functions_without_torch_for_methods_without_gradients(method):
-    found = minimize(lambda x: float(np.sum((x - 3) ** 2)), np.zeros(2), method)
-    assert found.value < 1e-3
+def test_methods_without_gradients_take_numpy_functions(method):
+    result = minimize(lambda x: float(np.sum((x - 3) ** 2)), np.zeros(2), method)
+    assert result.value < 1e-3
     lists = minimize(lambda x: sum((float(v) - 3) ** 2 for v in x), [0.0, 0.0], method)
     assert lists.value < 1e-3
     assert minimize(lambda x: np.float64((x - 3.0) ** 2), np.array(0.0), method).value < 1e-3
 
 
-def test_numbers_where_a_gradient_is_needed_say_what_to_do():
+def test_python_numbers_where_a_gradient_is_needed_are_refused():
     with pytest.raises(TypeError, match="jac=.*nelder-mead"):
         minimize(lambda x: 3.0, torch.zeros(2, dtype=D), "bfgs")
     with pytest.raises(TypeError, match="str"):

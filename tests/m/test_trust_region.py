@@ -1,10 +1,10 @@
-"""A trust region accepts, grows and shrinks by the ratio of the decrease to the one that its model promised."""
+"""A trust region accepts, grows and shrinks by the ratio of actual to predicted decrease, and restarts a singular model."""
 
 import pytest
 import torch
 
 import moduli as mo
-from moduli import m
+from moduli import linalg, m
 
 LIMITS = {"eta": 0.1, "nplus": 2.0, "nminus": 0.25, "rho_good": 0.9, "rho_bad": 0.5, "max_attempts": 1}
 
@@ -46,3 +46,19 @@ def test_the_penalty_of_cubic_regularisation_follows_the_ratio(radius, cubic):
     assert w.item() == pytest.approx(-d if ratio > LIMITS["eta"] else 0.0, rel=1e-6)
     change = LIMITS["nminus"] if ratio < LIMITS["rho_bad"] else LIMITS["nplus"] if ratio > LIMITS["rho_good"] else 1.0
     assert link.global_state["radius"] == pytest.approx(change * radius, rel=1e-6)
+
+
+class Singular(m.BFGS):
+    """A quasi-Newton model whose Hessian is zero."""
+
+    def get_H(self, objective):
+        size = sum(param.numel() for param in objective.params)
+        return linalg.Dense(torch.zeros(size, size, dtype=objective.params[0].dtype), symmetric=True).inverse()
+
+
+def test_a_singular_model_is_restarted_and_the_step_descends():
+    x = torch.nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))
+    opt = mo.Optimizer([x], m.TrustCG(Singular()))
+    for _ in range(50):
+        opt.step(mo.closure(lambda: 0.5 * x.square().sum()))
+    assert x.norm() < 1e-3

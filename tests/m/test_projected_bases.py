@@ -17,7 +17,13 @@ def test_adam_in_the_basis_is_soap():
 
 
 def descent(momentum=0.0, decay=0.0, lr=0.01):
-    """Descent from the second gradient on: the first one makes the basis."""
+    """Return descent that skips the first gradient, which only makes the basis.
+
+    Args:
+        momentum: The momentum.
+        decay: The weight decay.
+        lr: The step size.
+    """
 
     def update(x, g, memory, t):
         if t == 1:
@@ -28,8 +34,8 @@ def descent(momentum=0.0, decay=0.0, lr=0.01):
     return formula(update)
 
 
-def test_plain_descent_does_not_see_the_basis():
-    """A rotation there and back; momentum is rotated with the basis."""
+def test_plain_descent_does_not_depend_on_the_basis():
+    """Rotating into the basis and back cancels; momentum is rotated with the basis."""
     close(
         run(lambda p: [m.SOAPBasis(m.HeavyBall(0.9), precond_freq=2), m.LR(0.01)], shapes=SHAPES),
         run(descent(momentum=0.9), shapes=SHAPES),
@@ -68,15 +74,15 @@ def test_ggt_basis_of_the_identity_is_the_identity():
     close(
         run(lambda p: [m.GGTBasis(m.Identity(), history_size=4), m.LR(0.05)]), run(lambda p: torch.optim.SGD(p, 0.05))
     )
-    # What is outside of a truncated space is not lost.
+    # The component outside of a truncated space is kept.
     close(
         run(lambda p: [m.GGTBasis(m.Identity(), history_size=4, truncate=1), m.LR(0.05)]),
         run(lambda p: torch.optim.SGD(p, 0.05)),
     )
 
 
-def test_memory_follows_the_space():
-    """While the space contains all updates so far, momentum in it is momentum."""
+def test_momentum_is_transformed_with_the_space():
+    """While the space contains all updates so far, momentum in it equals ordinary momentum."""
     close(
         run(lambda p: [m.GGTBasis(m.HeavyBall(0.9), history_size=50, eig_tol=0.0), m.LR(0.01)], steps=8),
         run(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), steps=8),
@@ -99,7 +105,7 @@ def test_products_with_the_hessian():
         torch.testing.assert_close(w.data, -scale, rtol=1e-6, atol=1e-6)
 
 
-def test_products_are_kept_between_draws():
+def test_products_are_reused_until_the_next_draw():
     w = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     opt = mo.Optimizer([w], m.RandomHvp(update_freq=3, seed=0), m.LR(0.0))
     seen = []

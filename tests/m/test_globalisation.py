@@ -1,4 +1,4 @@
-"""Every Hessian under every globaliser: what can work does, what can't is refused when the optimizer is built."""
+"""Every Hessian link in every trust region and line search: it descends, or is refused when the optimizer is built."""
 
 import itertools
 
@@ -40,7 +40,7 @@ REGIONS = {
 }
 SEARCHES = {"Backtracking": m.Backtracking, "StrongWolfe": m.StrongWolfe, "Adaptive": m.AdaptiveBacktracking}
 PRODUCTS_ONLY = {"NewtonCG", "NystromPCG"}
-# DFP is known to recover slowly from a bad estimate where searches are inexact.
+# DFP recovers slowly from a bad estimate with inexact line searches.
 SLOW = {"DFP": 0.03}
 NOT_SYMMETRIC = {"BroydenGood", "BroydenBad"}
 
@@ -55,7 +55,9 @@ def _descends(links, residuals, enough=1e-2):
     opt = mo.Optimizer([w], *links)
     closure = mo.closure(parts if residuals else lambda: 0.5 * parts().square().sum(), fixed=True)
     losses = [float(opt.step(closure)) for _ in range(80)]
-    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(losses))  # globalised: never uphill
+    assert all(
+        b <= a + 1e-12 for a, b in itertools.pairwise(losses)
+    )  # trust regions and searches never increase the loss
     assert losses[-1] < enough * losses[0]
 
 

@@ -49,7 +49,7 @@ FORMS = {
 @pytest.mark.parametrize("there", FORMS)
 @pytest.mark.parametrize("here", FORMS)
 @pytest.mark.parametrize("links", [chain, lambda: [m.LBFGS(), m.Backtracking()]], ids=["adam", "lbfgs"])
-def test_a_run_goes_on_whatever_the_optimizer_was_given(here, there, links):
+def test_a_run_resumes_whatever_form_the_parameters_were_passed_in(here, there, links):
     net = make()
     opt = mo.Optimizer(FORMS[there](net), *links())
     train(opt, net)
@@ -85,7 +85,7 @@ def test_loaded_state_has_the_precision_of_the_parameters(first, second):
     train(resumed, other)
 
 
-def test_what_would_be_dropped_is_an_error():
+def test_saved_state_without_a_parameter_is_an_error():
     net = make()
     opt = mo.Optimizer(net, *chain())
     train(opt, net)
@@ -98,7 +98,7 @@ def test_what_would_be_dropped_is_an_error():
     assert less.link("Adam").state[net[0].weight]["step"] == 3
 
 
-def test_a_vector_that_cannot_be_followed_is_an_error():
+def test_history_over_other_parameters_is_an_error():
     net = make()
     opt = mo.Optimizer(net, m.LBFGS(), m.LR(0.1))
     train(opt, net)

@@ -1,4 +1,4 @@
-"""What training programs do with optimizers: hooks in backward, averaging, autocast, sparse gradients, named groups."""
+"""Uses in training programs: steps in backward hooks, weight averaging, autocast, sparse gradients, named groups."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_groups_have_names_that_are_saved():
     assert opt.state_dict()["param_groups"][0]["name"] == "body"
 
 
-@pytest.mark.parametrize("name", sorted(set(presets.__all__) - {"muonclip"}))  # it needs the logits of a model
+@pytest.mark.parametrize("name", sorted(set(presets.__all__) - {"muonclip"}))  # muonclip needs the logits of a model
 def test_one_cycle_on_every_preset_works_or_says_what_is_missing(name):
     opt = mo.Optimizer(make(), getattr(presets, name)())
     keys = opt.defaults

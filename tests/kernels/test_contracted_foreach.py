@@ -1,4 +1,4 @@
-"""The foreach form in fewer operations: the same numbers, and as few launches as torch's own optimizers."""
+"""Contracted foreach programs: equal results with as few launches as torch's optimizers."""
 
 import pytest
 import torch
@@ -56,11 +56,11 @@ def test_contracted_equals_plain(monkeypatch, name, dtype, inplace):
         torch.testing.assert_close(
             g.double(), w, rtol=close if operations else 5e-3, atol=close if operations else 5e-3
         )
-    if operations is not None and dtype is not torch.bfloat16:  # one group of small tensors, and the large one
+    if operations is not None and dtype is not torch.bfloat16:  # the small tensors are one group, the large one another
         assert len(seen.names) == 2 * operations, seen.names
 
 
-def test_numbers_may_change_without_another_program(monkeypatch):
+def test_scalars_change_without_another_program(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
     fused = kernels.fuse(lambda p, g, s, t: p - s * (g + t * p))
     p, g = torch.rand(5, dtype=torch.float64), torch.rand(5, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A process with a fake accelerator: where state is after steps of optimizers that store it on the host, as JSON."""
+"""Print as JSON on which devices offloaded state lies after some steps, on a fake accelerator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAINS = {
 
 
 def list_devices(name: str) -> list[str]:
-    """The devices of the state after three steps, one with state that was loaded."""
+    """Return the devices of the state of each parameter after three steps, with a reload before the last."""
     params = [nn.Parameter(torch.empty(4, 3, device=DEVICE)) for _ in range(3)]
 
     def make():
