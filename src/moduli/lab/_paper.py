@@ -41,15 +41,15 @@ def figures(results: Results) -> dict[str, Figure]:
     """
     from matplotlib import rc_context
 
-    drawn: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     with rc_context(STYLE):
         for problem in results.header["problems"]:
-            drawn[f"curves-{problem['name']}"] = _draw_curves(results, problem)
+            result[f"curves-{problem['name']}"] = _draw_curves(results, problem)
             lines = sensitivity(results, problem["name"]) if results.header.get("tune") else []
             if lines:
-                drawn[f"sensitivity-{problem['name']}"] = _draw_sensitivity(results, problem, lines)
-        drawn["profile"] = _draw_profile(results)
-    return drawn
+                result[f"sensitivity-{problem['name']}"] = _draw_sensitivity(results, problem, lines)
+        result["profile"] = _draw_profile(results)
+    return result
 
 
 def write_figures(results: Results, path: str | os.PathLike[str]) -> list[Path]:
@@ -94,8 +94,9 @@ def _find_styles(results: Results) -> dict[str, dict[str, Any]]:
     }
 
 
-def _finish(panel: Any, **words: str) -> Figure:
-    panel.set(**words)
+def _finish(panel: Any, **labels: str) -> Figure:
+    """Set the labels of a panel, add grid and legend, and return its figure."""
+    panel.set(**labels)
     panel.grid(alpha=0.3)
     names = panel.get_legend_handles_labels()[1]
     if names:
@@ -107,7 +108,7 @@ def _finish(panel: Any, **words: str) -> Figure:
 
 
 def _find_shift(problem: dict[str, Any]) -> tuple[float, str]:
-    """Return the optimum, if it is known, and what a value less it is called."""
+    """Return the number to subtract from losses (an exact optimum, else 0), and the label of the differences."""
     exact = problem["exact"] and problem["optimum"] is not None
     shifted = exact and problem["optimum"] != 0
     return (problem["optimum"], "loss above the optimum") if shifted else (0.0, "loss")
