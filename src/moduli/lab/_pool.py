@@ -365,7 +365,7 @@ def work() -> None:
 
 
 def _exit_after(parent: int) -> None:
-    """Exit when the parent process is gone, which changes the parent's id."""
+    """Exit when the parent process is gone: `getppid` then returns another id."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
