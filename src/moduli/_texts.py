@@ -65,6 +65,7 @@ def _write(value: Any, parts: list[str], left: int) -> int:
 
 
 def _write_items(value: Any, brackets: str, parts: list[str], left: int) -> int:
+    """Append the entries of a container between two brackets, as `_write` does."""
     left = _append(brackets[0], parts, left)
     # Every entry takes at least one character, so `left + 1` entries are enough to exceed the limit.
     for number, each in enumerate(islice(value, left + 1 if left > 0 else 0)):
@@ -80,6 +81,7 @@ def _write_items(value: Any, brackets: str, parts: list[str], left: int) -> int:
 
 
 def _append(text: str, parts: list[str], left: int) -> int:
+    """Append a text, and return how many characters are left."""
     parts.append(text)
     return left - len(text)
 

@@ -76,7 +76,7 @@ def compute_key() -> str:
     for kind in KINDS:
         for point in list_plugins(kind).values():
             parts += [kind, point.name, point.value, point.dist and point.dist.version]
-            # The outermost package only: finding the spec of a subpackage would import it.
+            # The outermost package only: to find a module inside of it, Python would import it.
             spec = find_spec(point.module.partition(".")[0])
             for folder in (spec and spec.submodule_search_locations) or []:
                 parts += _list_sources(Path(folder))

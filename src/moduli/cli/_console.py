@@ -136,9 +136,8 @@ def print_columns(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
     if width is not None:
         widths[wrap] = min(widths[wrap], max(12, width - sum(widths) - 2 * len(widths) + 2 + widths[wrap]))
-    console = (
-        open_output() if any(styles) and sys.stdout.isatty() else None
-    )  # importing rich takes longer than the rest
+    # Importing rich takes longer than the rest, so it prints colours only.
+    console = open_output() if any(styles) and sys.stdout.isatty() else None
     for place, row in enumerate(rows):
         cells = [textwrap.wrap(cell, widths[at]) if at == wrap else [cell] for at, cell in enumerate(row)]
         for parts in zip_longest(*cells, fillvalue=""):

@@ -30,8 +30,8 @@ DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "ban
 DEFAULT_BUDGET = 600
 """How many evaluations a run of the default race has."""
 
-# Label, and chain, each with the setting that its page shows: first order, matrices, quasi-Newton, trust regions, without
-# gradients, populations, the hybrid of both (docs/population-optimizers.md), and torch to compare with.
+# Labels and chains, with the settings of their pages in the documentation: first order, matrices, quasi-Newton, trust regions,
+# without gradients, populations, gradients in a population (docs/population-optimizers.md), and torch for comparison.
 DEFAULT_FIELD = (
     ("gradient descent", "ClipNorm(1) | LR(0.02)"),
     ("Nesterov", "ClipNorm(1) | NAG(0.9) | LR(0.01)"),
@@ -281,6 +281,7 @@ def _read_course(spec: Any) -> tuple[Any, Problem]:
 
 
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
+    """Return the entry of a problem in the header; `spec` is what names it for a worker."""
     reference = spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}"
     keys = ("summary", "tags", "optimum", "exact", "tolerance", "noisy", "dimension", "budget", "window", "minimisers")
     # As in a file that is read again: lists in place of tuples.

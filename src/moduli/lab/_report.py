@@ -273,6 +273,7 @@ def picture(results: Results) -> Figure:
 
 
 def _draw_map(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:
+    """Draw the map of a problem with the paths, clouds and minimisers; `styles` has the lines of the series."""
     window = x0, x1, y0, y1 = problem["window"]
     if problem["map"] is not None:
         size, data = problem["map"]["size"], base64.b64decode(problem["map"]["bytes"])

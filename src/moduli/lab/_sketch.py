@@ -213,6 +213,7 @@ def _widen(ends: tuple[float, float], span: float) -> tuple[float, float]:
 
 
 def _draw_axes(horizontal: SketchScale, vertical: SketchScale, box: tuple[float, float, float, float]) -> list[str]:
+    """Return the grid and the numbers of two axes; the box has the pixels left, right, bottom, top."""
     left, right, bottom, top = box
     style = f"stroke:{_INK};opacity:.22"
     parts = []
@@ -228,6 +229,7 @@ def _draw_axes(horizontal: SketchScale, vertical: SketchScale, box: tuple[float,
 
 
 def _write_text(x: float, y: float, text: str, anchor: str, transform: str = "") -> str:
+    """Return a text element at pixel x, y; anchor and transform are the attributes of SVG."""
     moved = f' transform="{transform}"' if transform else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{moved} style="fill:{_INK}">{escape(text)}</text>'
 

@@ -40,7 +40,7 @@ from ._tuning import map_numbers
 from .catalogue import make_links
 from .problems import Problem, SampledProblem
 
-# Steps that are compared with those of separate runs, and how far losses may be apart.
+# How many steps are compared with those of separate runs, and the relative tolerances of their losses.
 CHECKED_STEPS = 3
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
 

@@ -86,12 +86,12 @@ def run_program(name: str) -> TourStop:
     printed, began = io.StringIO(), time.perf_counter()
     names: dict[str, Any] = {}
     threads = torch.get_num_threads()
-    # Tensors are small: a second thread gains nothing, and on a busy machine the first waits for it.
+    # The tensors are small: a second thread saves no time, and on a busy machine the first one waits for it.
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed), as_file(_locate(name)) as path:
             names = runpy.run_path(str(path), run_name=f"moduli_tour_{name}")
-    except ImportError as error:  # of an extra; its text says which
+    except ImportError as error:  # the program needs an extra, which the error names
         printed.write(f"{error}\n")
     finally:
         torch.set_num_threads(threads)
