@@ -1,4 +1,4 @@
-"""Single operations between two layers: what is free may be permuted, and it is as much as it can be."""
+"""Single operations between two layers: free axes may be permuted, and exactly the expected ones are free."""
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_free_axes_of_an_operation(name):
+def test_an_operation_leaves_the_expected_axes_free(name):
     operation, sizes = OPERATIONS[name]
     torch.manual_seed(0)
     net = Model(lambda self, x: self.b(operation(self.a(x))), a=nn.Linear(5, 12), b=nn.Linear(12, 4))

@@ -39,7 +39,7 @@ GPT2 = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions"
 T5 = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 4, "use_cache": False}
 BLOOM = {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4, "use_cache": False}
 
-# The class, the configuration, and the axes that a person expects to be free: the residual stream, heads, hidden units.
+# The class, the configuration, and the axes that must be free: the residual stream, heads, hidden units.
 FAMILIES = {
     "GPT2LMHeadModel": (
         GPT2,
@@ -74,7 +74,7 @@ FAMILIES = {
         "*.0.attention.query_key_value.head",
         "*.0.mlp.dense_h_to_4h.out",
     ),
-    # The biases of its heads are made from their numbers, so that heads are fixed.
+    # The biases of attention heads are computed from their index, so that heads are fixed.
     "BloomForCausalLM": (BLOOM, "transformer.word_embeddings.out", "*.0.mlp.dense_h_to_4h.out"),
     "MambaForCausalLM": (
         {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4, "use_cache": False},
@@ -134,7 +134,7 @@ def read(result):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_permuting_free_axes_leaves_the_output(name):
+def test_permuting_free_axes_does_not_change_the_output(name):
     torch.manual_seed(0)
     net, inputs = make(name)
     ax = mo.axes.trace(net, kwargs=inputs, output=read)
@@ -146,7 +146,7 @@ def test_permuting_free_axes_leaves_the_output(name):
         assert all(axis.free for axis in matching), pattern
 
 
-def test_roles_of_a_decoder():
+def test_parameters_of_a_decoder_have_roles():
     net, inputs = make("LlamaForCausalLM")
     roles = {name: each.role for name, each in mo.axes.trace(net, kwargs=inputs, output=read).parameters.items()}
     assert {name for name, role in roles.items() if role == "hidden"} == {
@@ -164,7 +164,7 @@ def test_roles_of_a_decoder():
         ("BertForMaskedLM", {"*.intermediate.dense.out": 50}),
     ],
 )
-def test_decoders_grow_with_their_function(name, sizes):
+def test_grown_models_compute_the_same_outputs(name, sizes):
     torch.manual_seed(0)
     net, inputs = make(name)
     net.eval()

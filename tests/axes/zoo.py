@@ -1,4 +1,4 @@
-"""Hand-written models of every kind, each with an example and the axes that a person expects to be free."""
+"""Hand-written models of every kind, each with an example and the names of axes that must be free."""
 
 import torch
 import torch.nn.functional as F
@@ -144,7 +144,7 @@ def tied_language_model():
 
 
 class Attention(nn.Module):
-    """Attention in several writings: fused or separate, by hand or by torch's function, with fewer key heads, rotary."""
+    """Attention in several forms: fused or separate projections, explicit or torch's function, grouped queries, rotary."""
 
     def __init__(self, width=24, heads=4, kv=4, fused=False, by_hand=False, rotary=False, repeat=False):
         super().__init__()
@@ -159,7 +159,7 @@ class Attention(nn.Module):
         if rotary:
             self.register_buffer("frequency", 1.0 / 100 ** (torch.arange(0, self.size, 2) / self.size))
 
-    def turn(self, x):
+    def rotate(self, x):
         angle = torch.arange(x.shape[-2])[:, None] * self.frequency
         angle = torch.cat([angle, angle], -1)
         one, two = x[..., : self.size // 2], x[..., self.size // 2 :]
@@ -173,7 +173,7 @@ class Attention(nn.Module):
             q, k, v = self.q(x), self.k(x), self.v(x)
         q, k, v = (each.view(batch, length, -1, self.size).transpose(1, 2) for each in (q, k, v))
         if self.rotary:
-            q, k = self.turn(q), self.turn(k)
+            q, k = self.rotate(q), self.rotate(k)
         if self.repeat:
             k, v = (each[:, :, None].expand(-1, -1, self.heads // self.kv, -1, -1).reshape(q.shape) for each in (k, v))
         if self.by_hand:
@@ -244,7 +244,7 @@ def recurrent(kind, **how):
 
 
 def einsum_experts():
-    """Experts that are mixed by their scores: the axis of experts is free, too."""
+    """Experts that are weighted by their scores, so that the axis of experts is free too."""
 
     def run(self, x):
         x = self.a(x)
@@ -296,14 +296,14 @@ def functional_form():
         def loss(w):
             return F.linear(x, w).tanh().square().sum()
 
-        turned = torch.func.vmap(lambda row: self.b @ row)(F.linear(x, self.a).tanh())
-        return turned @ self.c, torch.func.grad(loss)(self.a).sum(0)
+        hidden = torch.func.vmap(lambda row: self.b @ row)(F.linear(x, self.a).tanh())
+        return hidden @ self.c, torch.func.grad(loss)(self.a).sum(0)
 
     return Model(run, a=weight(6, 3), b=weight(7, 6), c=weight(7, 2)), (torch.randn(4, 3),), ["a.out", "b.out"]
 
 
 def interleaved_rotary():
-    """Pairs of neighbours are turned; the table of angles is a buffer."""
+    """Neighbouring pairs are rotated by a buffer of angles."""
 
     def run(self, x):
         x = self.a(x).view(4, 5, 3, 2)

@@ -1,4 +1,4 @@
-"""A real terminal for a command: a pseudo terminal, with its size and its keys."""
+"""A pseudo terminal that runs the `moduli` command, with a size and key presses."""
 
 import errno
 import fcntl
@@ -19,10 +19,10 @@ import torch
 
 
 class Terminal:
-    """Runs the `moduli` command in a terminal of its own, of which it is the session leader; Ctrl-C is a key.
+    """The `moduli` command as the session leader of a pseudo terminal, so that Ctrl-C is a key press.
 
-    The command is a fork of this process, since a new one takes seconds to import torch; `fresh` starts `python -m moduli`.
-    Builds of torch for accelerators have threads for backward passes, which a fork lacks: with them every command is fresh.
+    The command is a fork of this process, because a new one takes seconds to import torch; `fresh` starts `python -m moduli`.
+    Builds of torch for accelerators use threads in backward passes, which a fork does not have: with them it is always new.
     """
 
     def __init__(self, *arguments, cwd, columns=110, fresh=False, **variables):
@@ -42,7 +42,7 @@ class Terminal:
                 stderr=slave,
                 cwd=cwd,
                 env=environment,
-                preexec_fn=_lead,
+                preexec_fn=become_session_leader,
                 close_fds=True,
             )
             self.pid = self.child.pid
@@ -50,10 +50,10 @@ class Terminal:
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore", DeprecationWarning
-                )  # threads of pytest-xdist, which the child has no use for
+                )  # the child does not need the threads of pytest-xdist
                 self.pid = os.fork()
             if self.pid == 0:
-                _command(slave, cwd, environment, arguments)
+                run_command(slave, cwd, environment, arguments)
         os.close(slave)
 
     def read(self, until=None, seconds=600):
@@ -81,7 +81,7 @@ class Terminal:
         os.write(self.master, key)
 
     def wait(self, seconds=600):
-        """Read to the end; the exit code."""
+        """Read to the end, and return the exit code."""
         self.read(seconds=seconds)
         return self.reap()
 
@@ -98,18 +98,18 @@ class Terminal:
         os.close(self.master)
 
 
-def _lead():
+def become_session_leader():
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _command(slave, cwd, environment, arguments):
-    """Be the command, and never return."""
+def run_command(slave, cwd, environment, arguments):
+    """Run the command in this forked process, and exit."""
     code = 70
     try:
         for descriptor in (0, 1, 2):
             os.dup2(slave, descriptor)
-        _lead()
+        become_session_leader()
         os.closerange(3, 256)
         os.chdir(cwd)
         os.environ.clear()

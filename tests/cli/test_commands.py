@@ -1,4 +1,4 @@
-"""The command, in a pipe and in a terminal."""
+"""The `moduli` command: output, exit codes and messages, in a pipe and in a terminal."""
 
 import json
 import re
@@ -30,7 +30,7 @@ SMALL = [
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """The command with its output in pipes. In this process: starting Python and torch costs more than what is tested."""
+    """A function that runs the command with its output in pipes, in this process to save the start of Python and torch."""
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -38,10 +38,10 @@ def call(tmp_path, monkeypatch):
     def call(*arguments):
         words = [str(word) for word in arguments]
         monkeypatch.setattr(sys, "argv", ["moduli", *words])
-        done = CliRunner().invoke(app, words)
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+        result = CliRunner().invoke(app, words)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return SimpleNamespace(returncode=result.exit_code, stdout=result.stdout, stderr=result.stderr)
 
     return call
 
@@ -60,41 +60,41 @@ def terminal(tmp_path):
 
 
 def test_a_race_prints_a_table_and_writes_a_report(call, tmp_path):
-    done = call(*SMALL, "--workers", "0", "--picture", "race.svg")
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    result = call(*SMALL, "--workers", "0", "--picture", "race.svg")
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    lines = result.stdout.splitlines()
     assert lines[0].split()[:3] == ["problem", "optimizer", "final"]
     assert len(lines) == 3
     assert "first" in lines[2]
     assert {file.name for file in tmp_path.iterdir()} == {
         *("race.html", "race.jsonl", "race.svg"),
-        *("race-profile.svg", "race-curves-rosenbrock.svg"),  # each figure by itself
+        *("race-profile.svg", "race-curves-rosenbrock.svg"),  # each figure is a file too
     }
     again = call("race", "--repeat", "race.jsonl", "--out", "again.html", "--json", "--workers", "0")
     assert again.returncode == 0, again.stderr
     digests = [run["digest"] for run in lab.Results.read(tmp_path / "race.jsonl").runs]
-    found = json.loads(again.stdout)
-    assert [run["digest"] for run in found["runs"]] == digests
-    assert [contender["label"] for contender in found["contenders"]] == ["torch.SGD(lr=0.001)", "first"]
+    repeated = json.loads(again.stdout)
+    assert [run["digest"] for run in repeated["runs"]] == digests
+    assert [contender["label"] for contender in repeated["contenders"]] == ["torch.SGD(lr=0.001)", "first"]
 
 
-def test_json_is_stable(call):
-    done = call(*SMALL, "--json", "--workers", "0")
-    found = json.loads(done.stdout)
-    assert sorted(found) == [
+def test_json_has_the_documented_keys(call):
+    result = call(*SMALL, "--json", "--workers", "0")
+    content = json.loads(result.stdout)
+    assert sorted(content) == [
         "budget", "command", "complete", "contenders", "format", "kind", "machine", "problems", "runs", "seconds", "seeds",
         "started", "summary", "target", "threads", "versions",
     ]  # fmt: skip
-    assert sorted(found["runs"][0]) == [
+    assert sorted(content["runs"][0]) == [
         "contender", "detail", "digest", "evaluations", "gradients", "history", "kind", "path", "problem", "reason", "seconds",
         "seed", "source", "steps", "traceback", "value",
     ]  # fmt: skip
-    assert sorted(found["summary"][0]) == [
+    assert sorted(content["summary"][0]) == [
         "best", "contender", "evaluations", "failed", "lower", "median", "problem", "reached", "reasons", "runs", "seconds",
         "source", "upper",
     ]  # fmt: skip
-    assert found["command"][:2] == ["moduli", "race"]
+    assert content["command"][:2] == ["moduli", "race"]
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_exit_codes_and_messages(call, tmp_path, arguments, code, message):
     (tmp_path / "unclosed.py").write_text("def problem(x=(1.0:\n")
     (tmp_path / "raising.py").write_text("import torch\ndef problem(x=torch.ones(2)):\n    return x @ torch.ones(3)\n")
     (tmp_path / "constant.py").write_text("import torch\ndef problem(x=1.0):\n    return torch.ones(())\n")
-    done = call(*arguments)
-    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
-    assert "Traceback" not in done.stderr
+    result = call(*arguments)
+    assert (result.returncode, message in result.stderr) == (code, True), result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_fit_and_resume(call, tmp_path):
+def test_a_fit_is_resumed_and_inspected(call, tmp_path):
     (tmp_path / "wave.py").write_text(
         "import torch\nx = torch.linspace(0, 6, 50)\n"
         "def problem(amplitude=0.5, phase=0.0):\n"
@@ -159,10 +159,10 @@ def test_fit_and_resume(call, tmp_path):
         "--resume",
         "--json",
     )
-    found = json.loads(second.stdout)
-    assert 50 < found["steps"] < 400
-    assert found["reason"] == "converged: the gradient vanishes"
-    assert found["value"] < 1e-6
+    content = json.loads(second.stdout)
+    assert 50 < content["steps"] < 400
+    assert content["reason"] == "converged: the gradient vanishes"
+    assert content["value"] < 1e-6
     model = io.read(tmp_path / "wave.safetensors").module
     assert model["arg_amplitude"].item() == pytest.approx(2, abs=1e-2)
     about = call("inspect", "wave.safetensors", "--verify")
@@ -170,12 +170,12 @@ def test_fit_and_resume(call, tmp_path):
     assert json.loads(call("inspect", "wave.safetensors", "--json").stdout)["parameters"] == 2
 
 
-def test_merge(call, tmp_path):
+def test_merge_writes_a_file_and_refuses_invalid_coefficients(call, tmp_path):
     for name, value in (("a", 0.0), ("b", 4.0)):
         io.save(tmp_path / f"{name}.safetensors", {"w": torch.full((3,), value)})
-    done = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "c.safetensors", "--set", "t=0.25", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"] == 3
+    result = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "c.safetensors", "--set", "t=0.25", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["parameters"] == 3
     assert io.read(tmp_path / "c.safetensors").module["w"].tolist() == [1.0, 1.0, 1.0]
     for wrong in (["--set", "t"], ["--set", "q=1"], ["--set", "t=__import__('os')"]):
         failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "d.safetensors", *wrong)
@@ -187,7 +187,7 @@ def test_merge(call, tmp_path):
     assert not (tmp_path / "d.safetensors").exists()
 
 
-def test_links_and_lists(call):
+def test_links_and_race_list_names(call):
     listed = json.loads(call("links", "--json").stdout)
     assert {entry["name"] for entry in listed} >= {"Adam", "LR", "torch.SGD", "Population"}
     one = json.loads(call("links", "LR", "--json").stdout)
@@ -207,7 +207,7 @@ def test_links_and_lists(call):
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
 
-# Takes its time without taking the processor's.
+# A problem that is slow without using the processor.
 SLEEPY = """
 import time
 def problem(x=3.0):
@@ -216,24 +216,24 @@ def problem(x=3.0):
 """
 
 
-def test_the_module_is_the_command_and_no_color_is_honoured(terminal):
-    shown = terminal("links", "LR", fresh=True, NO_COLOR="1")
-    assert shown.wait() == 0
-    assert "learning rate" in shown.text.lower()
-    assert not COLOUR.search(shown.text)
+def test_python_m_moduli_is_the_command_and_respects_no_color(terminal):
+    command = terminal("links", "LR", fresh=True, NO_COLOR="1")
+    assert command.wait() == 0
+    assert "learning rate" in command.text.lower()
+    assert not COLOUR.search(command.text)
 
 
-def test_a_terminal_has_colours(terminal):
-    shown = terminal(*SMALL, "--workers", "0")
-    assert shown.wait() == 0
-    assert COLOUR.search(shown.text)
-    assert "report: race.html" in shown.text
+def test_output_in_a_terminal_has_colours(terminal):
+    command = terminal(*SMALL, "--workers", "0")
+    assert command.wait() == 0
+    assert COLOUR.search(command.text)
+    assert "report: race.html" in command.text
 
 
 def test_the_table_fits_a_small_terminal(terminal):
-    shown = terminal(*SMALL, "--workers", "0", columns=80)
-    assert shown.wait() == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.text).splitlines()
+    command = terminal(*SMALL, "--workers", "0", columns=80)
+    assert command.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", command.text).splitlines()
     at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["problem", "optimizer"])
     table = [line.rstrip() for line in lines[at : at + 3]]
     assert table[1].endswith("budget spent")
@@ -241,34 +241,34 @@ def test_the_table_fits_a_small_terminal(terminal):
     assert max(map(len, table)) <= 80
 
 
-def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):
+def test_ctrl_c_in_a_race_saves_finished_runs(terminal, tmp_path):
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     field = ["--with", "torch.SGD(lr=0.001)", "--with", "torch.SGD(lr=0.002)"]
     arguments = ["race", "sleepy.py", *field, "--seeds", "4", "--budget", "40"]
-    shown = terminal(*arguments, "--workers", "2")
-    shown.read(until="2/8")
-    shown.key(b"\x03")
-    assert shown.wait() == 130
-    assert "--resume" in shown.text
-    assert "Traceback" not in shown.text
-    kept = lab.Results.read(tmp_path / "race.jsonl").runs
-    assert 2 <= len(kept) < 8
+    command = terminal(*arguments, "--workers", "2")
+    command.read(until="2/8")
+    command.key(b"\x03")
+    assert command.wait() == 130
+    assert "--resume" in command.text
+    assert "Traceback" not in command.text
+    runs = lab.Results.read(tmp_path / "race.jsonl").runs
+    assert 2 <= len(runs) < 8
     assert (tmp_path / "race.html").exists()
     again = terminal(*arguments, "--workers", "0", "--resume")
     assert again.wait() == 0
-    assert f"{len(kept)}/8" in again.text  # the bar counts what was kept
+    assert f"{len(runs)}/8" in again.text  # the progress bar counts the earlier runs
     done = lab.Results.read(tmp_path / "race.jsonl")
     assert done.complete
-    assert [run for run in done.runs if run in kept] == kept
+    assert [run for run in done.runs if run in runs] == runs
 
 
 def test_ctrl_c_in_a_fit_saves_and_resumes(terminal, tmp_path):
     arguments = ["fit", "rosenbrock", "--with", "torch.SGD(lr=1e-5)", "--out", "fit.safetensors"]
-    shown = terminal(*arguments, "--steps", "1000000000")
-    shown.read(until="steps/s")
-    shown.key(b"\x03")
-    assert shown.wait() == 130
-    assert "interrupted" in shown.text
+    command = terminal(*arguments, "--steps", "1000000000")
+    command.read(until="steps/s")
+    command.key(b"\x03")
+    assert command.wait() == 130
+    assert "interrupted" in command.text
     steps = io.read(tmp_path / "fit.safetensors").extra["fit"]["steps"]
     assert steps > 0
     again = terminal(*arguments, "--steps", str(steps + 10), "--resume")
@@ -276,7 +276,7 @@ def test_ctrl_c_in_a_fit_saves_and_resumes(terminal, tmp_path):
     assert f"{steps + 10} steps" in again.text
 
 
-def test_merge_aligns_models_that_a_file_builds(call, tmp_path):
+def test_merge_aligns_models_built_by_a_file(call, tmp_path):
     (tmp_path / "net.py").write_text(
         "import torch\nmake = lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))\n"
     )
@@ -290,11 +290,11 @@ def test_merge_aligns_models_that_a_file_builds(call, tmp_path):
         net[2].weight.copy_(net[2].weight[:, order])
     io.save("b.safetensors", net)
     words = ["merge", "lerp", "a.safetensors", "b.safetensors", "-o", "c.safetensors", "--set", "t=0.5", "--align"]
-    done = call(*words, "--module", "net.py:make", "--example", "torch.zeros(1, 4)")
-    assert done.returncode == 0, done.stderr
+    result = call(*words, "--module", "net.py:make", "--example", "torch.zeros(1, 4)")
+    assert result.returncode == 0, result.stderr
     first, merged = io.TensorFiles("a.safetensors"), io.TensorFiles("c.safetensors")
     assert all(torch.equal(first[name], merged[name]) for name in first)
-    for wrong, told in (
+    for wrong, message in (
         ([], "--align needs --module"),
         (["--module", "net.py:make", "--example", "__import__('os')"], "an example is a file, or torch.NAME(numbers)"),
         (["--module", "net.py:make", "--example", "torch.zeros(1, x)"], "malformed"),
@@ -302,13 +302,13 @@ def test_merge_aligns_models_that_a_file_builds(call, tmp_path):
     ):
         failed = call(*words, *wrong)
         assert failed.returncode == 2
-        assert told in failed.stderr
+        assert message in failed.stderr
     failed = call(*words, "--module", "net.py:build", "--example", "torch.zeros(1, 4)")
     assert failed.returncode == 2
     assert "has no 'build'" in failed.stderr
 
 
-def test_examples_are_read_without_running_anything(tmp_path):
+def test_examples_are_parsed_without_running_code(tmp_path):
     from moduli.cli._example import ExampleError, read_example
 
     assert [tuple(each.shape) for each in read_example("torch.zeros(1, 3), torch.ones(2, dtype=torch.int64)")] == [
@@ -323,7 +323,7 @@ def test_examples_are_read_without_running_anything(tmp_path):
 
 
 def make_versions(path):
-    """Save a model that was edited, and the one it was before."""
+    """Save a model before and after two edits, and return it."""
     net = moduli.adopt(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)))
     assert net.history.version == 0
     io.save(path / "before.safetensors", net)
@@ -335,9 +335,9 @@ def make_versions(path):
 
 def test_inspect_lists_the_edits_of_a_model(call, tmp_path):
     net = make_versions(tmp_path)
-    told = call("inspect", "after.safetensors", "--history")
-    assert told.returncode == 0
-    assert told.stdout.rstrip("\n") == str(net.history)
+    result = call("inspect", "after.safetensors", "--history")
+    assert result.returncode == 0
+    assert result.stdout.rstrip("\n") == str(net.history)
     rows = json.loads(call("inspect", "after.safetensors", "--history", "--json").stdout)["edits"]
     assert [row["number"] for row in rows] == [1, 2]
     assert [row["where"] for row in rows] == [["1"], ["2"]]
@@ -348,9 +348,9 @@ def test_inspect_lists_the_edits_of_a_model(call, tmp_path):
 
 def test_diff_compares_two_checkpoints(call, tmp_path):
     make_versions(tmp_path)
-    told = call("diff", "before.safetensors", "after.safetensors")
-    assert told.returncode == 0
-    lines = told.stdout.splitlines()
+    result = call("diff", "before.safetensors", "after.safetensors")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
     assert lines[0].split() == ["name", "change", "left", "right", "distance", "largest"]
     assert [line.split()[:2] for line in lines[1:3]] == [["1.weight", "shape"], ["1.bias", "shape"]]
     assert lines[-1] == "2 tensors equal"

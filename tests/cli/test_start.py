@@ -1,4 +1,4 @@
-"""What needs no torch does not import it, and the stored catalogue is the catalogue."""
+"""The start of the command: torch is imported only where it is needed, and the stored catalogue is up to date."""
 
 import os
 import subprocess
@@ -35,10 +35,10 @@ def _stored():
         "moduli links Adam",
     ],
 )
-def test_torch_is_imported_by_commands_that_need_it(words, tmp_path):
+def test_commands_that_do_not_need_torch_do_not_import_it(words, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *words.split()],
         capture_output=True,
         text=True,
@@ -46,11 +46,11 @@ def test_torch_is_imported_by_commands_that_need_it(words, tmp_path):
         timeout=600,
         check=False,
     )
-    assert done.returncode == (2 if "Adma" in words else 0), done.stderr
-    assert done.stderr.splitlines()[-1] == "False False"
+    assert process.returncode == (2 if "Adma" in words else 0), process.stderr
+    assert process.stderr.splitlines()[-1] == "False False"
 
 
-def test_a_package_that_imports_moduli_while_it_is_started_has_all_of_it(tmp_path):
+def test_another_package_started_with_m_imports_all_of_moduli(tmp_path):
     (tmp_path / "another").mkdir()
     (tmp_path / "another" / "__init__.py").write_text("import sys, moduli\nprint('torch' in sys.modules)\n")
     (tmp_path / "another" / "__main__.py").touch()
@@ -63,7 +63,7 @@ def test_a_package_that_imports_moduli_while_it_is_started_has_all_of_it(tmp_pat
 
 
 def complete(line, monkeypatch):
-    """What the shell is given for a line, of which the last word is completed."""
+    """Return the completions of the last word of a line, as a shell gets them."""
     from typer.testing import CliRunner
 
     from moduli.cli import app
@@ -91,23 +91,23 @@ def test_names_are_completed(line, names, monkeypatch):
     assert complete(line, monkeypatch) == names
 
 
-def test_completing_imports_no_torch(tmp_path):
+def test_completion_imports_no_torch(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     environment |= {"_MODULI_COMPLETE": "complete_bash", "COMP_WORDS": "moduli links ClipNormB", "COMP_CWORD": "2"}
     words = [sys.executable, "-c", "from moduli_command import main; main()"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600, check=False)
-    assert done.stdout.split() == ["ClipNormByEMA"], done.stderr
-    assert done.stderr.splitlines()[-1] == "False False"
+    process = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    assert process.stdout.split() == ["ClipNormByEMA"], process.stderr
+    assert process.stderr.splitlines()[-1] == "False False"
 
 
-def test_the_stored_catalogue_is_the_catalogue():
+def test_the_stored_catalogue_equals_a_new_one():
     assert _catalogue.entries() == _catalogue.describe()["entries"]
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache directory, a package and a list of their own; the calls that made the list."""
+    """Use a temporary cache and package; return a list with one entry for each time the catalogue was computed."""
     calls = []
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "part.py").write_text("first")
@@ -125,7 +125,7 @@ def test_a_stored_catalogue_is_read_until_a_source_changes(cache, tmp_path):
         _catalogue.read_catalogue()
         assert len(cache) == expected
     (tmp_path / "package" / "new.py").touch()
-    assert _catalogue.read_names()["entries"] == {}  # a completion takes the last list, however old
+    assert _catalogue.read_names()["entries"] == {}  # completion uses the last stored list, even if it is outdated
     assert len(cache) == 2
     _catalogue.read_catalogue()
     assert len(cache) == 3
@@ -133,14 +133,14 @@ def test_a_stored_catalogue_is_read_until_a_source_changes(cache, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"key": 1}', "\udc80"])
-def test_a_damaged_catalogue_is_made_again(cache, damage):
+def test_a_damaged_catalogue_is_computed_again(cache, damage):
     _catalogue.read_catalogue()
     _catalogue.locate_cache().write_bytes(damage.encode(errors="surrogateescape"))
     assert _catalogue.read_catalogue()["entries"] == {}
     assert len(cache) == 2
 
 
-def test_a_directory_that_cannot_be_written_only_costs_time(cache, tmp_path, monkeypatch):
+def test_the_catalogue_is_computed_if_it_cannot_be_stored(cache, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert _catalogue.read_catalogue()["entries"] == {}
@@ -148,21 +148,27 @@ def test_a_directory_that_cannot_be_written_only_costs_time(cache, tmp_path, mon
     assert len(cache) == 2
 
 
-def test_a_family_is_an_answer_before_a_preset_of_its_name():
-    known = _catalogue.entries()
-    families = {entry["family"] for entry in known.values()}
+def test_a_search_prefers_a_family_to_a_preset_of_the_same_name():
+    entries = _catalogue.entries()
+    families = {entry["family"] for entry in entries.values()}
     assert "momentum" in families
-    found = _search(known, "momentum", families)
-    assert {entry["name"] for entry in found} >= {e["name"] for e in known.values() if e["family"] == "momentum"}
-    assert len(found) > 5
+    result = _search(entries, "momentum", families)
+    assert {entry["name"] for entry in result} >= {e["name"] for e in entries.values() if e["family"] == "momentum"}
+    assert len(result) > 5
 
 
-def test_recipes_in_the_help_are_those_there_are():
+def test_recipes_in_the_help_are_those_of_io():
     assert sorted(io.RECIPES) == sorted(_complete.RECIPES)
 
 
 def run(words, redirection="", stdout=subprocess.DEVNULL):
-    """Run the command in a shell that redirects its streams."""
+    """Run the command in a shell that redirects its streams, and return the finished process.
+
+    Args:
+        words: The arguments of the command.
+        redirection: The redirection in the syntax of the shell.
+        stdout: The standard output of the shell.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     line = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "moduli_command", *words.split()]
     return subprocess.run(
@@ -171,15 +177,15 @@ def run(words, redirection="", stdout=subprocess.DEVNULL):
 
 
 @pytest.mark.parametrize("words", ["links", "links --json", "links Adam", "--help"])
-def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(words):
+def test_a_closed_pipe_ends_the_command_without_a_message(words):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = run(words, stdout=writing)
+        process = run(words, stdout=writing)
     finally:
         os.close(writing)
-    assert done.stderr == ""
-    assert done.returncode == (1 if words == "--help" else 141)  # which Click says itself
+    assert process.stderr == ""
+    assert process.returncode == (1 if words == "--help" else 141)  # Click prints the help and exits with 1
 
 
 @pytest.mark.parametrize(
@@ -192,8 +198,8 @@ def test_output_that_nobody_reads_any_more_ends_the_command_in_silence(words):
         ("links", ">/dev/full", 1),
     ],
 )
-def test_streams_that_are_closed_or_full_are_no_traceback(words, redirection, code):
-    done = run(words, redirection)
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == (code > 0)
+def test_closed_or_full_streams_cause_no_traceback(words, redirection, code):
+    process = run(words, redirection)
+    assert process.returncode == code
+    assert "Traceback" not in process.stderr
+    assert len(process.stderr.splitlines()) == (code > 0)

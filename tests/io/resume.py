@@ -1,8 +1,7 @@
-"""The law of resuming, for anything that can be trained: 2n steps are n steps, a checkpoint, another process, n steps.
+"""The law of resuming: 2n steps equal n steps, a checkpoint, and n steps in another process.
 
-A factory makes a `Case` from nothing: the objects of a run and a function that does one step, with whatever randomness
-it likes. `CASES` holds those the law is run over; a room that has more registers them here, or calls `check` itself.
-Run as a program, this file is the other process.
+A factory creates a `Case`: the objects of a run and a function that does one step, with any randomness. `CASES` holds the
+factories that the law is run over. Run as a program, this file is the other process.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ STEPS = 5
 
 @dataclass
 class Case:
-    """A run: what is saved, and one step of it."""
+    """A run: the objects to save, and a function that does one step."""
 
     objects: dict[str, Any]
     step: Callable[[], object]
@@ -45,36 +44,37 @@ def case(function):
 
 
 def digest(value) -> str:
-    """A fingerprint of any tree of tensors and plain values, bit for bit."""
-    found = hashlib.sha256()
+    """Return a hash of all bits of a tree of tensors and plain values."""
+    hasher = hashlib.sha256()
 
     def visit(each):
         if isinstance(each, torch.Tensor):
             data = each.detach().resolve_conj().contiguous().reshape(-1)
             data = torch.view_as_real(data) if data.is_complex() else data
-            found.update(f"{each.dtype}{tuple(each.shape)}".encode() + data.view(torch.uint8).numpy().tobytes())
+            hasher.update(f"{each.dtype}{tuple(each.shape)}".encode() + data.view(torch.uint8).numpy().tobytes())
         elif isinstance(each, np.ndarray):
-            found.update(each.tobytes())
+            hasher.update(each.tobytes())
         elif isinstance(each, torch.Generator):
             visit(each.get_state())
         elif isinstance(each, Mapping):
             for key, inner in each.items():
-                found.update(repr(key).encode())
+                hasher.update(repr(key).encode())
                 visit(inner)
         elif isinstance(each, list | tuple):
-            found.update(f"{type(each).__name__}{len(each)}".encode())
+            hasher.update(f"{type(each).__name__}{len(each)}".encode())
             for inner in each:
                 visit(inner)
         elif hasattr(each, "state_dict"):
             visit(each.state_dict())
         else:
-            found.update(repr(each).encode())
+            hasher.update(repr(each).encode())
 
     visit(value)
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
-def picture(run: Case) -> str:
+def digest_run(run: Case) -> str:
+    """Return a hash of the objects of a run and of the random states of torch, Python and NumPy."""
     states = [torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)]
     return digest([run.objects, states])
 
@@ -85,14 +85,16 @@ def seed(number):
     np.random.seed(number)
 
 
-def straight(factory) -> tuple[str, list[Any]]:
+def run_uninterrupted(factory) -> tuple[str, list[Any]]:
+    """Do all steps; return the hash of the run and the losses of the second half."""
     seed(1)
     run = factory()
-    seen = [run.step() for _ in range(2 * STEPS)]
-    return picture(run), seen[STEPS:]
+    losses = [run.step() for _ in range(2 * STEPS)]
+    return digest_run(run), losses[STEPS:]
 
 
-def interrupted(factory, path) -> None:
+def run_and_save(factory, path) -> None:
+    """Do the first half of the steps and save."""
     seed(1)
     run = factory()
     for _ in range(STEPS):
@@ -100,31 +102,32 @@ def interrupted(factory, path) -> None:
     mio.save(path, **run.objects, rng=True, fsync=False)
 
 
-def resumed(factory, path) -> tuple[str, list[Any]]:
+def load_and_run(factory, path) -> tuple[str, list[Any]]:
+    """Load and do the second half of the steps; return the hash of the run and the losses."""
     seed(2)
     run = factory()
     mio.load(path, **{**run.objects, **run.load}, rng=True)
-    seen = [run.step() for _ in range(STEPS)]
-    return picture(run), seen
+    losses = [run.step() for _ in range(STEPS)]
+    return digest_run(run), losses
 
 
 def check(names, directory) -> None:
     """Check the law for registered cases, all of them in one other process."""
     expected = {}
     for name in names:
-        expected[name] = straight(CASES[name])
-        interrupted(CASES[name], os.path.join(directory, f"{name}.safetensors"))
+        expected[name] = run_uninterrupted(CASES[name])
+        run_and_save(CASES[name], os.path.join(directory, f"{name}.safetensors"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, str(directory), str(torch.get_num_threads()), *names],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    # json writes NaN as such, and NaN is not equal to itself: compare what is written.
-    wrong = [name for name in names if json.dumps(found[name][1]) != json.dumps(expected[name][1])]
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout)
+    # NaN is not equal to itself, so the texts are compared.
+    wrong = [name for name in names if json.dumps(results[name][1]) != json.dumps(expected[name][1])]
     assert not wrong, f"other losses after resuming: {wrong}"
-    wrong = [name for name in names if found[name][0] != expected[name][0]]
+    wrong = [name for name in names if results[name][0] != expected[name][0]]
     assert not wrong, f"another state after resuming: {wrong}"
 
 
@@ -140,8 +143,17 @@ def data():
     return TensorDataset(torch.randn(24, 4, generator=generator), torch.randn(24, 2, generator=generator))
 
 
-def trained(module, optimizer, scheduler=None, extra=None, metric=False, **objects):
-    """A run over shuffled batches, with dropout, and noise from all three libraries."""
+def make_case(module, optimizer, scheduler=None, extra=None, metric=False, **objects):
+    """Return a run over shuffled batches, with dropout, and noise of torch, Python and NumPy.
+
+    Args:
+        module: The module to train.
+        optimizer: Its optimizer.
+        scheduler: A scheduler that is stepped after each epoch.
+        extra: More objects to save.
+        metric: Whether the scheduler gets the loss.
+        objects: More parts of the checkpoint.
+    """
     rows = data()
 
     def step():
@@ -160,14 +172,14 @@ def trained(module, optimizer, scheduler=None, extra=None, metric=False, **objec
             scheduler.step(total) if metric else scheduler.step()
         return total
 
-    given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "extra": extra, **objects}
-    return Case({name: value for name, value in given.items() if value is not None}, step)
+    parts = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "extra": extra, **objects}
+    return Case({name: value for name, value in parts.items() if value is not None}, step)
 
 
 def with_torch_optimizer(name, **options):
     def factory():
         module = net()
-        return trained(module, getattr(torch.optim, name)(module.parameters(), **options))
+        return make_case(module, getattr(torch.optim, name)(module.parameters(), **options))
 
     CASES[f"torch_{name}" + "".join(f"_{key}" for key in options if key != "lr")] = factory
 
@@ -196,7 +208,7 @@ def with_scheduler(name, options):
         module = net()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
         scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
-        return trained(module, optimizer, scheduler, metric=name == "ReduceLROnPlateau")
+        return make_case(module, optimizer, scheduler, metric=name == "ReduceLROnPlateau")
 
     CASES[f"scheduler_{name}"] = factory
 
@@ -211,17 +223,17 @@ def lambda_and_sequential_schedulers():
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     library = torch.optim.lr_scheduler
     both = [library.LambdaLR(optimizer, lambda step: 0.9**step), library.StepLR(optimizer, 2)]
-    return trained(module, optimizer, library.SequentialLR(optimizer, both, milestones=[4]))
+    return make_case(module, optimizer, library.SequentialLR(optimizer, both, milestones=[4]))
 
 
 @case
-def groups_with_settings_of_their_own():
+def groups_with_different_settings():
     module = net()
     groups = [
         {"params": module[0].parameters(), "lr": torch.tensor(0.02)},
         {"params": module[4].parameters(), "lr": 0.1},
     ]
-    return trained(module, torch.optim.Adam(groups, betas=(0.8, 0.9), foreach=False, capturable=False))
+    return make_case(module, torch.optim.Adam(groups, betas=(0.8, 0.9), foreach=False, capturable=False))
 
 
 @case
@@ -244,11 +256,11 @@ def labelled_particle_with_ties_and_a_virtual_weight():
             return self.dropout(x) @ self.weight + self.again
 
     module = Fit()
-    return trained(module, torch.optim.Adam(module.parameters(), lr=1e-2))
+    return make_case(module, torch.optim.Adam(module.parameters(), lr=1e-2))
 
 
 @case
-def an_lstm_with_a_generator_of_its_own_and_a_scaler():
+def an_lstm_with_its_own_generator_and_a_scaler():
     class Last(nn.LSTM):
         def forward(self, x):
             return super().forward(x[:, :, None])[0][:, -1]
@@ -257,7 +269,7 @@ def an_lstm_with_a_generator_of_its_own_and_a_scaler():
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     generator, counter = torch.Generator().manual_seed(7), {"steps": 0}
     scaler = torch.amp.GradScaler("cpu")
-    run = trained(module, optimizer, extra={"generator": generator, "scaler": scaler})
+    run = make_case(module, optimizer, extra={"generator": generator, "scaler": scaler})
     rows = data()
 
     def step():
@@ -296,7 +308,7 @@ def two_modules_and_two_optimizers():
 
 
 class Swarm:
-    """A population in miniature: members stacked, each with a generator of its own, and a state dict."""
+    """A small population: stacked members, a generator for each, and a state dict."""
 
     def __init__(self, count=4, size=3):
         self.x, self.v = torch.randn(count, size), torch.zeros(count, size)
@@ -314,12 +326,12 @@ class Swarm:
     def load_state_dict(self, state):
         self.x.copy_(state["x"])
         self.v.copy_(state["v"])
-        for mine, theirs in zip(self.generators, state["generators"], strict=True):
-            mine.set_state(theirs.get_state())
+        for generator, saved in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(saved.get_state())
 
 
 @case
-def members_with_generators_of_their_own():
+def members_with_their_own_generators():
     swarm = Swarm()
     return Case({"population": swarm}, swarm.step)
 
@@ -332,23 +344,23 @@ def small():
 
 
 def with_row(row):
-    """One link of the law book: shuffled batches, dropout, and its closure as it wants it."""
+    """Register a case for one link of the law book: shuffled batches, dropout, and the kind of objective that it needs."""
 
     def factory():
         module, rows = small(), data()
         optimizer = mo.Optimizer(module, *row.make())
 
         def step():
-            total = []
+            losses = []
             for x, y in DataLoader(rows, batch_size=12, shuffle=True):
 
                 def loss(x=x, y=y):
                     residuals = (module(x) - y).reshape(-1)
                     return residuals if row.target == "least squares" else residuals.square().mean()
 
-                found = optimizer.step(mo.closure(loss))
-                total.append(None if found is None else found.tolist())
-            return total
+                loss_value = optimizer.step(mo.closure(loss))
+                losses.append(None if loss_value is None else loss_value.tolist())
+            return losses
 
         return Case({"module": module, "optimizer": optimizer}, step)
 
@@ -361,11 +373,11 @@ def with_population(name, make):
         optimizer = mo.Optimizer(pop, *make())
 
         def step():
-            total = []
+            losses = []
             for x, y in DataLoader(rows, batch_size=12, shuffle=True):
-                found = optimizer.step(mo.closure(lambda net, x=x, y=y: (net(x) - y).square().mean()))
-                total.append(found.tolist())
-            return total
+                values = optimizer.step(mo.closure(lambda net, x=x, y=y: (net(x) - y).square().mean()))
+                losses.append(values.tolist())
+            return losses
 
         return Case({"population": pop, "optimizer": optimizer}, step)
 
@@ -373,11 +385,11 @@ def with_population(name, make):
 
 
 def register_links():
-    """Only where they are asked for: reading the law book takes a second."""
+    """Register the cases of links; not at import, because collecting the law book takes a second."""
     from laws.registry import collect
 
     for row in collect():
-        if row.name != "TerminateAfterNSeconds":  # what it keeps is the time, which is never the same twice
+        if row.name != "TerminateAfterNSeconds":  # its state is the elapsed time, which differs between runs
             with_population(row.name, row.make) if getattr(row, "members", None) else with_row(row)
     links = mo.m
     for name, make in {
@@ -397,7 +409,7 @@ def main(directory, threads, *names):
     if any(name.startswith(("link_", "population_")) for name in names):
         register_links()
     torch.set_num_threads(int(threads))
-    print(json.dumps({name: resumed(CASES[name], Path(directory) / f"{name}.safetensors") for name in names}))
+    print(json.dumps({name: load_and_run(CASES[name], Path(directory) / f"{name}.safetensors") for name in names}))
 
 
 if __name__ == "__main__":

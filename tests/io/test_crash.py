@@ -1,4 +1,4 @@
-"""Whatever happens to a writer, there is the old file or the new one."""
+"""Crashes of a writer: the file afterwards is the old one or the new one, complete."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ from moduli.io._replace import find_unfinished, replace_file
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
-    # Nothing runs in the threads that this process may have.
+    # Idle threads of this process are harmless to a fork.
     pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
 ]
 
@@ -30,36 +30,36 @@ def state(number, rows=64):
 
 
 def number_in(path):
-    """Which state a file holds, all of it."""
-    found = mio.read(path).module
-    number = int(found["c"])
-    assert all(torch.equal(found[name], value) for name, value in state(number, len(found["a"])).items())
+    """Return the number of the state that a file holds; check that the state is complete."""
+    tensors = mio.read(path).module
+    number = int(tensors["c"])
+    assert all(torch.equal(tensors[name], value) for name, value in state(number, len(tensors["a"])).items())
     return number
 
 
-def forked(work):
-    """A child that does some work and then vanishes; gives its process id."""
+def fork(work):
+    """Return the id of a forked process that does some work and exits."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             work()
             code = 0
-        except BaseException:  # noqa: BLE001 - a child must not go on as pytest
+        except BaseException:  # noqa: BLE001 - a child must not continue as pytest
             traceback.print_exc()
         finally:
             os._exit(code)
     return pid
 
 
-def waited(pid):
+def wait_for(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_writer_killed_at_any_instant_leaves_a_good_file(tmp_path, request):
+def test_a_writer_killed_at_any_time_leaves_a_complete_file(tmp_path, request):
     path = tmp_path / "net.safetensors"
     mio.save(path, state(0))
-    lasts = {}
+    durations = {}
     for fsync in (False, True):
 
         def write_ten(fsync=fsync):
@@ -67,39 +67,39 @@ def test_a_writer_killed_at_any_instant_leaves_a_good_file(tmp_path, request):
                 mio.save(path, state(number), fsync=fsync)
 
         start = time.perf_counter()
-        assert waited(forked(write_ten)) == 0
-        # Of a child: its first writes are slower than later ones, as it copies the pages it shares with its parent.
-        lasts[fsync] = (time.perf_counter() - start) / 10
-    rng, seen = random.Random(0), set()
+        assert wait_for(fork(write_ten)) == 0
+        # Measured in a child, whose first writes are slow because it copies the pages it shares with its parent.
+        durations[fsync] = (time.perf_counter() - start) / 10
+    rng, numbers = random.Random(0), set()
     gc.disable()
     try:
         for kill in range(500 if request.config.getoption("--all") else 120):
             fsync = kill % 4 == 0
-            ready, begins = os.pipe()
+            ready, begun = os.pipe()
 
-            def write(kill=kill, fsync=fsync, begins=begins):
-                os.write(begins, b"!")
+            def write(kill=kill, fsync=fsync, begun=begun):
+                os.write(begun, b"!")
                 for number in range(10**6):
                     mio.save(path, state(kill + number), fsync=fsync)
 
-            pid = forked(write)
-            os.read(ready, 1)  # on a busy machine a child begins late
-            time.sleep(rng.uniform(0, 6 * lasts[fsync]))
+            pid = fork(write)
+            os.read(ready, 1)  # on a busy machine a child starts late
+            time.sleep(rng.uniform(0, 6 * durations[fsync]))
             os.kill(pid, signal.SIGKILL)
-            assert waited(pid) == -signal.SIGKILL
+            assert wait_for(pid) == -signal.SIGKILL
             os.close(ready)
-            os.close(begins)
-            seen.add(number_in(path))
+            os.close(begun)
+            numbers.add(number_in(path))
     finally:
         gc.enable()
-    # The kills came at different moments, and what they left behind was swept up by those that wrote later.
-    assert len(seen) > 20, (len(seen), lasts)
+    # The kills were at different moments, and later writers removed the temporary files.
+    assert len(numbers) > 20, (len(numbers), durations)
     mio.save(path, state(7))
     assert os.listdir(tmp_path) == ["net.safetensors"]
     assert number_in(path) == 7
 
 
-def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path):
+def test_a_full_disk_raises_and_the_old_file_stays(tmp_path):
     path = tmp_path / "net.safetensors"
     mio.save(path, state(1))
 
@@ -109,12 +109,12 @@ def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path):
             with pytest.raises(mio.CheckpointError, match="File too large; what was there before is unchanged"):
                 mio.save(path, state(2, rows))
 
-    assert waited(forked(write)) == 0
+    assert wait_for(fork(write)) == 0
     assert number_in(path) == 1
     assert os.listdir(tmp_path) == ["net.safetensors"]
 
 
-def test_places_that_cannot_be_written_to_are_told(tmp_path):
+def test_paths_that_cannot_be_written_raise_with_the_reason(tmp_path):
     directory = tmp_path / "missing"
     with pytest.raises(mio.CheckpointError, match="cannot write.*No such file"):
         mio.save(directory / "net.safetensors", state(1))
@@ -130,21 +130,21 @@ def test_two_writers_never_interleave(tmp_path):
         for number in range(60):
             mio.save(path, state(2 * number + offset), fsync=False)
 
-    writers = [forked(lambda offset=offset: write(offset)) for offset in (0, 1)]
-    left, seen = set(writers), set()
-    while left:
-        seen.add(number_in(path))
-        for pid in list(left):
+    writers = [fork(lambda offset=offset: write(offset)) for offset in (0, 1)]
+    running, numbers = set(writers), set()
+    while running:
+        numbers.add(number_in(path))
+        for pid in list(running):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                left.remove(pid)
+                running.remove(pid)
                 assert os.waitstatus_to_exitcode(status) == 0
     assert number_in(path) in (118, 119)
-    assert len(seen) > 3
+    assert len(numbers) > 3
     assert os.listdir(tmp_path) == ["net.safetensors"]
 
 
-def test_a_tensor_that_cannot_be_written_stops_nothing_half_way(tmp_path):
+def test_a_tensor_that_cannot_be_written_leaves_the_old_file(tmp_path):
     path = tmp_path / "net.safetensors"
     mio.save(path, state(3))
     for bad, match in [
@@ -159,7 +159,7 @@ def test_a_tensor_that_cannot_be_written_stops_nothing_half_way(tmp_path):
     assert os.listdir(tmp_path) == ["net.safetensors"]
 
 
-def test_links_and_permissions_stay(tmp_path):
+def test_saving_keeps_links_and_permissions(tmp_path):
     path, link = tmp_path / "net.safetensors", tmp_path / "newest"
     mio.save(path, state(1))
     path.chmod(0o640)
@@ -170,57 +170,57 @@ def test_links_and_permissions_stay(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_what_another_writer_is_writing_is_left_alone(tmp_path):
+def test_the_temporary_file_of_another_writer_is_not_removed(tmp_path):
     path = tmp_path / "net.safetensors"
-    begun = []
+    unfinished = []
 
     def write(descriptor):
-        begun[:] = find_unfinished(tmp_path)
+        unfinished[:] = find_unfinished(tmp_path)
         mio.save(path, state(1))
-        assert find_unfinished(tmp_path) == begun
-        assert len(begun) == 1
+        assert find_unfinished(tmp_path) == unfinished
+        assert len(unfinished) == 1
 
     replace_file(path, write, fsync=False)
-    # One that was killed holds no lock, whatever file it was to replace.
-    begun[0].write_bytes(b"half")
+    # The file of a killed writer has no lock, so a writer of another file removes it.
+    unfinished[0].write_bytes(b"half")
     mio.save(tmp_path / "other", state(2))
     assert sorted(os.listdir(tmp_path)) == ["net.safetensors", "other"]
 
 
-def test_only_files_with_names_that_a_writer_made_are_swept_up(tmp_path):
+def test_only_unfinished_files_of_writers_are_removed(tmp_path):
     path = tmp_path / "net.safetensors"
-    mine = [
+    other_names = [
         ".net.safetensors.notes.part",
         ".net.safetensors.0123456789abcdef.part",
         f".moduli-{'0' * 16}-{'1' * 16}.part",
     ]
-    for name in mine:
-        (tmp_path / name).write_text("mine")
+    for name in other_names:
+        (tmp_path / name).write_text("other")
     mio.save(path, state(1))
-    assert sorted(os.listdir(tmp_path)) == sorted([*mine, "net.safetensors"])
+    assert sorted(os.listdir(tmp_path)) == sorted([*other_names, "net.safetensors"])
 
 
-def test_what_is_no_regular_file_is_not_replaced(tmp_path):
-    """As root, nothing but this stands between a checkpoint and a device."""
+def test_pipes_sockets_and_devices_are_not_replaced(tmp_path):
+    """For root, no permission protects a device from being replaced, only this check."""
     pipe, listening, link = tmp_path / "pipe", tmp_path / "socket", tmp_path / "link"
     os.mkfifo(pipe)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(listening))
     link.symlink_to(pipe)
-    for place in (pipe, listening, link, Path(os.devnull)):
-        before = os.lstat(place)
+    for target in (pipe, listening, link, Path(os.devnull)):
+        before = os.lstat(target)
         with pytest.raises(mio.CheckpointError, match="not a regular file"):
-            mio.save(place, state(1))
+            mio.save(target, state(1))
         with pytest.raises(mio.CheckpointError, match="not a regular file"):
-            mio.write_bytes(place, b"")
-        assert os.lstat(place).st_ino == before.st_ino
+            mio.write_bytes(target, b"")
+        assert os.lstat(target).st_ino == before.st_ino
     dangling = tmp_path / "dangling"
     dangling.symlink_to(tmp_path / "new")
     mio.save(dangling, state(3))
     assert number_in(tmp_path / "new") == 3
 
 
-def test_long_names(tmp_path):
+def test_names_of_any_length_are_saved(tmp_path):
     for length in (1, 240, 255):
         path = tmp_path / ("n" * length)
         mio.save(path, state(length))
@@ -228,7 +228,7 @@ def test_long_names(tmp_path):
         assert number_in(path) == length + 1
 
 
-def test_new_directories_are_on_the_disk_before_what_is_in_them(tmp_path, monkeypatch):
+def test_new_directories_are_synced_before_the_files_in_them(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     run = mio.Checkpointer(tmp_path / "a" / "b", nn.Linear(1, 1), every=1)
@@ -237,8 +237,8 @@ def test_new_directories_are_on_the_disk_before_what_is_in_them(tmp_path, monkey
     assert synced[-1] == str(tmp_path / "a" / "b")
 
 
-def test_saving_while_another_thread_trains_gives_a_file_that_loads(tmp_path):
-    """Large tensors and small ones change under the writer; the checksums are of what was written."""
+def test_a_file_saved_while_another_thread_trains_is_loaded(tmp_path):
+    """Tensors change while they are written; the checksums must be those of the written bytes."""
     large, small, stop = torch.zeros(3_000_000), [torch.zeros(7) for _ in range(50)], threading.Event()
 
     def train():

@@ -1,4 +1,4 @@
-"""Files at their edges: interrupts, errors after the renaming, pipes, links, permissions, and texts of any size."""
+"""Special cases of files: interrupts, errors after the renaming, pipes, links, permissions, and texts of any size."""
 
 import errno
 import json
@@ -28,13 +28,13 @@ def number_in(path):
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_an_interrupt_of_any_system_call_leaves_nothing(at, tmp_path, monkeypatch):
-    """Each call that a save makes is interrupted in turn, before and after it has done its work."""
+def test_an_interrupt_of_any_system_call_leaves_no_temporary_file(at, tmp_path, monkeypatch):
+    """Each system call of a save is interrupted in turn, before and after its work."""
     path = tmp_path / "net"
     save(path, 1)
     names = ["chmod", "fsync", "replace", "fstat", "listdir", "lstat"]
     call = getattr(os, names[at])
-    held = len(os.listdir("/proc/self/fd"))
+    descriptors = len(os.listdir("/proc/self/fd"))
     for after in (False, True):
 
         def interrupt(*args, after=after, **kwargs):
@@ -47,13 +47,13 @@ def test_an_interrupt_of_any_system_call_leaves_nothing(at, tmp_path, monkeypatc
             with pytest.raises(KeyboardInterrupt):
                 mio.save(path, {"w": torch.full((3,), 2.0)})
         assert os.listdir(tmp_path) == ["net"]
-        assert len(os.listdir("/proc/self/fd")) == held
+        assert len(os.listdir("/proc/self/fd")) == descriptors
         assert number_in(path) == (2 if names[at] == "replace" and after else 1)
 
 
 @pytest.mark.parametrize("name", ["replace", "close", "sync_directory"])
-def test_an_error_after_the_renaming_says_that_the_file_was_replaced(name, tmp_path, monkeypatch):
-    """The reply of a server that is lost, a close that fails, and a directory that cannot be synced."""
+def test_an_error_after_the_renaming_reports_that_the_file_was_replaced(name, tmp_path, monkeypatch):
+    """The calls work and raise, as for a lost reply of a file server, a failed close, or a directory that cannot be synced."""
     path = tmp_path / "net"
     save(path, 1)
     owner = _replace if name == "sync_directory" else os
@@ -65,14 +65,14 @@ def test_an_error_after_the_renaming_says_that_the_file_was_replaced(name, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        told = "was replaced by the new one.*Input/output error.*may not survive a loss of power"
-        with pytest.raises(mio.CheckpointError, match=told):
+        message = "was replaced by the new one.*Input/output error.*may not survive a loss of power"
+        with pytest.raises(mio.CheckpointError, match=message):
             replace_file(path, lambda descriptor: os.write(descriptor, b"new") and None)
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["net"]
 
 
-def test_an_error_before_the_renaming_says_that_the_old_file_is_there(tmp_path, monkeypatch):
+def test_an_error_before_the_renaming_reports_that_the_old_file_is_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "net"
     save(path, 1)
 
@@ -86,26 +86,26 @@ def test_an_error_before_the_renaming_says_that_the_old_file_is_there(tmp_path, 
     assert os.listdir(tmp_path) == ["net"]
 
 
-def test_a_temporary_file_is_never_more_open_than_the_file_it_replaces(tmp_path):
+def test_a_temporary_file_has_no_more_permissions_than_the_file_it_replaces(tmp_path):
     path = tmp_path / "net"
     old = os.umask(0o022)
     try:
         for mode in (0o600, 0o640, 0o664, 0o400):
             path.write_bytes(b"old")
             path.chmod(mode)
-            seen = []
+            modes = []
 
-            def look(number, mode=mode, seen=seen):
+            def record(number, mode=mode, modes=modes):
                 (part,) = _replace.find_unfinished(tmp_path)
-                seen.append(stat.S_IMODE(part.stat().st_mode))
+                modes.append(stat.S_IMODE(part.stat().st_mode))
 
             with pytest.MonkeyPatch.context() as patch:
                 chmod = os.chmod
-                patch.setattr(os, "chmod", lambda *args, look=look: (look(0), chmod(*args)))
-                replace_file(path, look, fsync=False)
-            assert all(each & ~mode == 0 for each in seen), [oct(each) for each in seen]
-            assert len(seen) == 2
-            assert seen[-1] == mode == stat.S_IMODE(path.stat().st_mode)
+                patch.setattr(os, "chmod", lambda *args, record=record: (record(0), chmod(*args)))
+                replace_file(path, record, fsync=False)
+            assert all(each & ~mode == 0 for each in modes), [oct(each) for each in modes]
+            assert len(modes) == 2
+            assert modes[-1] == mode == stat.S_IMODE(path.stat().st_mode)
             path.unlink()
         save(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -113,7 +113,7 @@ def test_a_temporary_file_is_never_more_open_than_the_file_it_replaces(tmp_path)
         os.umask(old)
 
 
-def test_a_link_that_leads_to_itself_is_refused_and_stays(tmp_path):
+def test_a_cyclic_link_is_refused_and_not_replaced(tmp_path):
     one, two, itself = tmp_path / "one", tmp_path / "two", tmp_path / "itself"
     one.symlink_to(two)
     two.symlink_to(one)
@@ -128,7 +128,7 @@ def test_a_link_that_leads_to_itself_is_refused_and_stays(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a.\udfff.b"])
-def test_a_name_that_no_file_can_hold_is_refused_before_anything_is_written(name, tmp_path):
+def test_a_name_with_a_lone_surrogate_is_refused_before_any_write(name, tmp_path):
     path = tmp_path / "net"
     save(path, 1)
     with pytest.raises(ValueError, match="has a lone surrogate in it") as caught:
@@ -136,7 +136,7 @@ def test_a_name_that_no_file_can_hold_is_refused_before_anything_is_written(name
     assert repr(name) in str(caught.value)
     assert "codec" not in str(caught.value)
     assert number_in(path) == 1
-    # A name of another program's file, which has it as an escape.
+    # Other programs can write such a name as a JSON escape.
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     text = json.dumps({name: entry}).encode()
     (tmp_path / "foreign.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
@@ -149,7 +149,7 @@ def test_a_name_that_no_file_can_hold_is_refused_before_anything_is_written(name
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def readers(tmp_path):
+def make_readers(tmp_path):
     from moduli import lab
     from moduli.evolve._checkpoint import SearchFile
 
@@ -184,8 +184,8 @@ def readers(tmp_path):
     "load", "read", "inspect", "TensorFile", "TensorFiles", "read_bytes", "read_recipe", "merge_recipe", "merge_files",
     "model of a recipe", "results of a race", "journal of a search",
 ])  # fmt: skip
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(reader, kind, tmp_path):
-    call = readers(tmp_path)[reader]
+def test_pipes_and_devices_are_refused_without_reading_them(reader, kind, tmp_path):
+    call = make_readers(tmp_path)[reader]
     path = tmp_path / "odd file" if kind == "pipe" else Path("/dev/zero")
     if kind == "pipe":
         os.mkfifo(path)
@@ -194,7 +194,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(reader, kind,
     assert not (tmp_path / "out").exists()
 
 
-def test_links_of_side_files_stay_in_the_directory_of_the_model(tmp_path):
+def test_links_of_side_files_out_of_the_model_directory_are_refused(tmp_path):
     model, secret = tmp_path / "model", tmp_path / "secret"
     model.mkdir()
     secret.write_text("secret")
@@ -212,7 +212,7 @@ def test_links_of_side_files_stay_in_the_directory_of_the_model(tmp_path):
 
 
 def test_links_into_the_blobs_of_a_cache_are_followed(tmp_path):
-    """Where the files of a model that was downloaded are links: models--x/snapshots/1 to models--x/blobs."""
+    """The Hugging Face cache links the files in models--x/snapshots/1 to models--x/blobs."""
     snapshot, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -224,7 +224,7 @@ def test_links_into_the_blobs_of_a_cache_are_followed(tmp_path):
     assert (tmp_path / "out" / "config.json").read_text() == "{}"
 
 
-def test_a_header_is_measured_before_it_is_read(tmp_path):
+def test_the_length_of_a_header_is_checked_before_it_is_read(tmp_path):
     path = tmp_path / "sparse"
     with open(path, "wb") as file:
         file.write((10**9).to_bytes(8, "little"))
@@ -244,7 +244,7 @@ def test_a_header_is_measured_before_it_is_read(tmp_path):
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
-# A list of which the last entry has ten of the one before, and so on: some megabytes where it is written out.
+# A list in which each entry repeats the previous one ten times: some megabytes when its aliases are expanded.
 HUGE = f"[&a0 [lol], {', '.join(f'&a{n} [' + ', '.join([f'*a{n - 1}'] * 10) + ']' for n in range(1, 7))}]"
 MODELS = "{model: good.safetensors}, {model: good.safetensors}"
 PLACES = {
@@ -259,8 +259,8 @@ PLACES = {
     "a value": f"parameters: {{t: [{{filter: w, value: {HUGE}}}]}}",
     "a mapping": f"parameters: {{t: {{w: {HUGE}}}}}",
     "a key of a mapping": f"parameters: {{t: {{? {HUGE} : 1}}}}",
-    "of a model": f"models: [{{model: good.safetensors, parameters: {{weight: {HUGE}}}}}, {MODELS}]",
-    "entries without end": "parameters: {int8_mask: [&m0 {x: 1}, "
+    "parameters of a model": f"models: [{{model: good.safetensors, parameters: {{weight: {HUGE}}}}}, {MODELS}]",
+    "merged mappings": "parameters: {int8_mask: [&m0 {x: 1}, "
     + ", ".join(f"&m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 30)}]}}" for n in range(1, 9))
     + "]}",
     "a number": "parameters: {t: 0x" + "f" * 5000 + "}",
@@ -271,7 +271,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_recipes_that_stand_for_more_than_any_memory_are_refused_in_a_sentence(place, tmp_path):
+def test_recipes_that_expand_to_huge_values_are_refused_with_a_short_error(place, tmp_path):
     pytest.importorskip("yaml")
     save(tmp_path / "good.safetensors")
     usual = {"merge_method": "slerp", "models": f"[{MODELS}]"}
@@ -288,7 +288,7 @@ def write_header(path, entries, size=0):
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
 
 
-def test_names_without_end_in_a_file_do_not_get_into_errors(tmp_path):
+def test_errors_abbreviate_very_long_names(tmp_path):
     path, long = tmp_path / "net", "x" * 1_000_000
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     for entries, size in (

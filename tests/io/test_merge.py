@@ -1,4 +1,4 @@
-"""Merging files equals merging what is in them, one tensor at a time."""
+"""Merging files equals merging the state dicts in them, and needs memory for one tensor at a time."""
 
 import os
 import subprocess
@@ -46,26 +46,26 @@ CALLS = {
 
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("recipe", CALLS)
-def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
+def test_merging_files_equals_merging_their_state_dicts(recipe, foreign, tmp_path):
     assert set(CALLS) == set(mio.RECIPES)
     options, call = CALLS[recipe]
     count = 2 if recipe in ("lerp", "slerp", "task_vector", "nearswap", "arcee_fusion") else 3
     models, paths = [net(seed) for seed in range(count)], [tmp_path / f"{at}.safetensors" for at in range(count)]
     states = [model.state_dict() for model in models]
-    if foreign:  # the library has no ties
+    if foreign:  # safetensors refuses shared tensors
         states = [{name: value.clone() for name, value in state.items()} for state in states]
     for model, state, path in zip(models, states, paths, strict=True):
         save_file(state, path) if foreign else mio.save(path, model)
     out = tmp_path / "out.safetensors"
     mio.merge_files(recipe, paths, out, **options)
     expected = call(states, options)
-    found = mio.read(out).module
-    assert found.keys() == expected.keys()
+    merged = mio.read(out).module
+    assert merged.keys() == expected.keys()
     for name, value in expected.items():
-        if recipe == "slerp":  # the sums of products are rounded otherwise where the memory begins otherwise
-            torch.testing.assert_close(found[name], value)
+        if recipe == "slerp":  # dot products are rounded differently for another memory alignment
+            torch.testing.assert_close(merged[name], value)
         else:
-            assert torch.equal(found[name], value), name
+            assert torch.equal(merged[name], value), name
     if not foreign:
         other = net(9)
         mio.load(out, other)
@@ -73,7 +73,7 @@ def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
         assert "again" not in load_file(out) or "0.weight" not in load_file(out)
 
 
-def test_labels_stay_and_a_file_may_be_merged_into_itself(tmp_path):
+def test_merged_files_have_labels_and_a_file_may_be_merged_into_itself(tmp_path):
     def owner(fill):
         module = mo.Module()
         module.w = mo.Tensor(torch.full((2,), fill), (mo.Space(["x", "y"]),))
@@ -83,14 +83,14 @@ def test_labels_stay_and_a_file_may_be_merged_into_itself(tmp_path):
     mio.save(a, owner(0.0))
     mio.save(b, owner(1.0))
     mio.merge_files("lerp", [a, b], a, t=0.25)
-    turned = mo.Module()
-    turned.w = mo.Tensor(torch.zeros(2), (mo.Space(["y", "x"]),))
-    mio.load(a, turned)
-    assert turned.w.data.tolist() == [0.25, 0.25]
+    reversed_labels = mo.Module()
+    reversed_labels.w = mo.Tensor(torch.zeros(2), (mo.Space(["y", "x"]),))
+    mio.load(a, reversed_labels)
+    assert reversed_labels.w.data.tolist() == [0.25, 0.25]
     assert mio.inspect(a).tensors[0].labels == [{"name": None, "labels": ["x", "y"]}]
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
+def test_invalid_merges_are_refused_and_nothing_is_written(tmp_path):
     a, b, out = (tmp_path / name for name in "abc")
     mio.save(a, {"w": torch.zeros(2)})
     mio.save(b, {"w": torch.zeros(3)})
@@ -119,7 +119,7 @@ import torch
 import moduli.io as mio
 from moduli.io import _safetensors
 
-# Freed tensors go back to the system at once, so that only those in use are counted.
+# Freed memory is returned to the system at once, so that only tensors in use are counted.
 ctypes.CDLL(None).mallopt(-3, 1 << 20)
 torch.set_num_threads(1)
 directory, size = sys.argv[1], 1_000_000  # 24 tensors of 4 MB
@@ -130,7 +130,7 @@ def anonymous():
 
 def grown(work):
     before, peak, original = anonymous(), [0], _safetensors.Checksum.update
-    # Every piece looks at the memory that is in use then and that no file stands behind.
+    # Each update of a checksum records the anonymous memory in use.
     _safetensors.Checksum.update = lambda *args: (peak.append(anonymous() - before), original(*args))[1]
     work()
     _safetensors.Checksum.update = original
@@ -147,13 +147,13 @@ print(grown(lambda: mio.merge_files("lerp", [a, b], c, t=0.5, fsync=False)))
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is measured as Linux tells it")
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read from /proc")
 def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", MEASURE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    straight, copied, merged = map(float, done.stdout.split())
-    assert straight < 1.5  # tensors: the piece that is being written
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert process.returncode == 0, process.stderr
+    saved, copied, merged = map(float, process.stdout.split())
+    assert saved < 1.5  # in units of one tensor: the block that is being written
     assert copied < 2.5
     assert merged < 5

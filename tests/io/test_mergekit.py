@@ -1,4 +1,4 @@
-"""Every method of mergekit beside ours, on the same small checkpoints, tensor by tensor; needs mergekit (the extra `bench`)."""
+"""Every method of mergekit compared with that of moduli, tensor by tensor; needs mergekit (the extra `bench`)."""
 
 import os
 import shutil
@@ -43,8 +43,8 @@ def pair(method, **shared):
 
 
 def unweighted(method, base, names, **shared):
-    known = {"base_model": "base"} if base else {}
-    return {"merge_method": method, **known, "models": [{"model": name} for name in names], "parameters": shared}
+    base_model = {"base_model": "base"} if base else {}
+    return {"merge_method": method, **base_model, "models": [{"model": name} for name in names], "parameters": shared}
 
 
 def sliced(method, *parts, **more):
@@ -64,7 +64,7 @@ RISING, FALLING = {"parameters": {"weight": [0, 1]}}, {"parameters": {"weight": 
 HALVED = {"parameters": {"scale": [{"filter": "down_proj", "value": 0.5}, {"value": 1}]}}
 TIED = {"base_model": "base", "parameters": {"density": 0.3}}
 
-# A recipe, and the largest difference: 0 is bit for bit, and `few` are at most nine of the 9,000 entries.
+# A recipe, and the largest difference: 0 means bit for bit, and `few` means at most nine of the 9,000 entries differ.
 EQUAL = {
     "linear": (unweighted("linear", False, TWO, weight=1.0), 0),
     "linear, weights": ({"merge_method": "linear", "models": models(("math", "code", "law"))}, 1e-7),
@@ -92,7 +92,7 @@ EQUAL = {
     "model_stock": (unweighted("model_stock", True, ("alike", "math", "code")), 3e-7),
     "sce": (unweighted("sce", True, ("math", "code", "law"), select_topk=0.37), 3e-7),
     "nearswap": (pair("nearswap", t=0.01), 0),
-    # At its threshold rounding decides, which depends on the processor.
+    # Entries near its threshold depend on rounding, which differs between processors.
     "arcee_fusion": (pair("arcee_fusion"), "few"),
     "ram": (unweighted("ram", True, ("sparse", "math", "code"), epsilon=0.01), 3e-7),
     "ramplus_tl": (unweighted("ramplus_tl", True, ("sparse", "math", "code"), epsilon=0.01, r=0.5, alpha=0.9), 3e-7),
@@ -143,7 +143,14 @@ def checkpoints(tmp_path_factory):
 
 
 def run_both(recipe, folder, monkeypatch, seed=0):
-    """Merge with mergekit and with ours; returns the tensors of both."""
+    """Merge with mergekit and with moduli; return the tensors of both.
+
+    Args:
+        recipe: The recipe as a mapping.
+        folder: The directory of the models.
+        monkeypatch: The fixture of pytest.
+        seed: The seed of mergekit.
+    """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
@@ -154,7 +161,7 @@ def run_both(recipe, folder, monkeypatch, seed=0):
         shutil.rmtree(folder / name, ignore_errors=True)
     text = yaml.safe_dump(recipe)
     (folder / "recipe.yml").write_text(text)
-    # Its paths are relative to the current directory, unless that looks like a name of the hub.
+    # mergekit reads relative paths like `a/b` as names of the hub, so it gets absolute ones.
     absolute = yaml.safe_load(text)
     for entry in [
         *(absolute.get("models") or []),
@@ -199,23 +206,23 @@ def test_methods_give_what_mergekit_gives(name, checkpoints, monkeypatch):
 
 
 def test_where_methods_differ_from_those_of_mergekit():
-    """What the documentation says of each difference."""
+    """Each method that differs does so as docs/merge.md describes."""
     from mergekit.merge_methods import merge_tensors
 
     torch.manual_seed(0)
     base = torch.randn(20, 30)
     a, b, c = (base + 0.02 * torch.randn(20, 30) for _ in range(3))
     states = [{"w": each} for each in (base, a, b, c)]
-    # Its slerp follows a straight line where the cosine is above 0.9995, ours the arc.
+    # The slerp of mergekit is linear where the cosine is above 0.9995; that of moduli follows the arc.
     theirs = merge_tensors([base, a], "slerp", parameters={"t": 0.3}, base_index=0)
     torch.testing.assert_close(theirs, 0.7 * base + 0.3 * a)
     arc = merge.slerp(states[0], states[1], 0.3)["w"]
     assert 1e-6 < float((theirs - arc).abs().max()) < 2e-4
-    # Its model_stock goes away from the models where they disagree, ours stays at the base.
+    # The model_stock of mergekit extrapolates away from models that disagree; that of moduli stays at the base.
     away = [torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.5])]
     assert float(merge_tensors(away, "model_stock", base_index=0)[1]) < 0
     assert not merge.stock({"w": away[0]}, [{"w": each} for each in away[1:]])["w"].any()
-    # Its della divides what it keeps of a tensor by one number, ours each entry by its own chance, as the paper has it.
+    # The della of mergekit rescales a tensor by one number; that of moduli divides each entry by its own probability.
     torch.manual_seed(0)
     theirs = merge_tensors(
         [base, a], "della_linear", parameters={"weight": [1.0], "density": [0.5], "epsilon": [0.3]}, base_index=0

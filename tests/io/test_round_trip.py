@@ -1,4 +1,4 @@
-"""What is saved comes back exactly: values, trees, labels, ties, configurations; and others read and write the same files."""
+"""Round trips: values, trees, labels, ties and configurations are loaded exactly, and files are exchanged with safetensors."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ DTYPES = [
 
 
 def raw(tensor):
-    """The bits of a tensor."""
+    """Return the dtype, shape and bits of a tensor."""
     data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     data = torch.view_as_real(data).reshape(-1) if data.is_complex() else data
     return tensor.dtype, tuple(tensor.shape), data.view(torch.uint8).tolist()
@@ -41,13 +41,13 @@ def path(tmp_path):
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5,), (2, 3, 4)], ids=str)
-def test_every_dtype_and_shape(dtype, shape, path):
+def test_every_dtype_and_shape_is_loaded_exactly(dtype, shape, path):
     bits = torch.randint(0, 2 if dtype is torch.bool else 256, (*shape, dtype.itemsize), dtype=torch.uint8)
     tensor = bits.view(dtype).reshape(shape) if bits.numel() else torch.empty(shape, dtype=dtype)
     mio.save(path, {"w": tensor, "odd": torch.tensor([1], dtype=torch.int8)}, extra=[tensor], fsync=False)
-    found = mio.read(path)
-    assert raw(found.module["w"]) == raw(tensor)
-    assert raw(found.extra[0]) == raw(tensor)
+    content = mio.read(path)
+    assert raw(content.module["w"]) == raw(tensor)
+    assert raw(content.extra[0]) == raw(tensor)
     assert raw(mio.TensorFile(path)["w"]) == raw(tensor)
     holder = nn.Module()
     holder.register_buffer("w", torch.zeros(shape, dtype=dtype))
@@ -56,7 +56,7 @@ def test_every_dtype_and_shape(dtype, shape, path):
     assert raw(holder.w) == raw(tensor)
 
 
-def test_views_of_all_kinds(path):
+def test_views_of_all_kinds_are_loaded_exactly(path):
     base = torch.arange(24.0).reshape(4, 6)
     z = torch.randn(3, 2, dtype=torch.complex64)
     tensors = {
@@ -71,7 +71,7 @@ def test_views_of_all_kinds(path):
 
 @settings(max_examples=60, deadline=None)
 @given(net=modules(dtypes=ALL_DTYPES), seed=st.integers(0, 99))
-def test_random_trees_of_modules(net, seed, tmp_path_factory):
+def test_random_trees_of_modules_are_loaded_exactly(net, seed, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "tree.safetensors"
     expected = {name: raw(value) for name, value in net.state_dict().items()}
     other = copy.deepcopy(net)
@@ -83,7 +83,7 @@ def test_random_trees_of_modules(net, seed, tmp_path_factory):
     mio.load(path, other)
     assert {name: raw(value) for name, value in other.state_dict().items()} == expected
     assert {name: raw(value) for name, value in mio.read(path).module.items()} == expected
-    # Tensors with several names are in the file once, and those that are not ours to see are not disturbed.
+    # Tensors with several names are in the file once.
     distinct = {t.data_ptr() if t.numel() else id(name) for name, t in net.state_dict().items()}
     assert len(load_file(path)) == len(distinct)
 
@@ -113,8 +113,8 @@ trees = st.recursive(
 )
 
 
-def exact(value):
-    """A form in which two values are equal only if they are the same in type, order and bits."""
+def canonical(value):
+    """Return a form in which two values are equal only if their types, orders and bits are."""
     if isinstance(value, float):
         return type(value), struct.pack(">d", value)
     if isinstance(value, complex):
@@ -124,23 +124,23 @@ def exact(value):
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, dict):
-        return type(value), [(exact(key), exact(each)) for key, each in value.items()]
+        return type(value), [(canonical(key), canonical(each)) for key, each in value.items()]
     if isinstance(value, list | tuple | deque):
-        return type(value), getattr(value, "maxlen", None), [exact(each) for each in value]
+        return type(value), getattr(value, "maxlen", None), [canonical(each) for each in value]
     return type(value), value
 
 
 @settings(max_examples=200, deadline=None)
 @given(tree=trees)
-def test_trees_come_back_exactly(tree, tmp_path_factory):
+def test_trees_of_plain_values_are_loaded_exactly(tree, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "plain.safetensors"
     mio.save(path, extra={"tree": tree}, fsync=False)
-    assert exact(mio.read(path).extra["tree"]) == exact(tree)
+    assert canonical(mio.read(path).extra["tree"]) == canonical(tree)
     with safetensors.safe_open(path, "pt") as file:
         assert list(file.keys()) == []
 
 
-def test_arrays_numbers_generators_and_shared_tensors(path):
+def test_arrays_numbers_generators_and_shared_tensors_are_loaded_exactly(path):
     generator = torch.Generator().manual_seed(3)
     torch.rand(5, generator=generator)
     shared = torch.randn(3)
@@ -150,13 +150,13 @@ def test_arrays_numbers_generators_and_shared_tensors(path):
         "b": np.bool_(True), "s": shared, "again": [shared], "g": generator, "nan": nan, "minus": -0.0,
     }  # fmt: skip
     mio.save(path, extra=tree)
-    found = mio.read(path).extra
+    loaded = mio.read(path).extra
     for key in ("a", "z", "s", "nan", "minus"):
-        assert exact(found[key]) == exact(tree[key])
-    assert (type(found["f"]), found["f"], type(found["b"])) == (np.float32, np.float32(0.1), np.bool_)
-    assert found["again"][0] is found["s"]
-    assert torch.equal(torch.rand(9, generator=found["g"]), torch.rand(9, generator=generator))
-    assert math.copysign(1, found["minus"]) == -1
+        assert canonical(loaded[key]) == canonical(tree[key])
+    assert (type(loaded["f"]), loaded["f"], type(loaded["b"])) == (np.float32, np.float32(0.1), np.bool_)
+    assert loaded["again"][0] is loaded["s"]
+    assert torch.equal(torch.rand(9, generator=loaded["g"]), torch.rand(9, generator=generator))
+    assert math.copysign(1, loaded["minus"]) == -1
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_arrays_numbers_generators_and_shared_tensors(path):
         (mo.tensor([1.0]), "extra/x is a moduli.labels.*Tensor, which cannot be saved without pickle"),
     ],
 )
-def test_what_cannot_be_saved_exactly_is_refused_with_its_place(value, match, path):
+def test_values_that_cannot_be_saved_exactly_are_refused_with_their_path(value, match, path):
     with pytest.raises(mio.CheckpointError, match=match):
         mio.save(path, extra={"x": value})
     cycle = []
@@ -197,7 +197,7 @@ class Fit(mo.Module):
         return self.w.data * 2
 
 
-def test_labels_ties_configurations_policies_and_virtual_names(path):
+def test_labels_ties_configurations_and_policies_are_loaded(path):
     net = Fit()
     net.set_param_config(operational=False, name="inner.weight")
     mo.particles.buffer_policy(net, "share", "running")
@@ -208,21 +208,21 @@ def test_labels_ties_configurations_policies_and_virtual_names(path):
     assert result.verified
     assert other.w.data.tolist() == [2.0, 0.0, 1.0]
     assert other.copy.data is other.w.data
-    assert (other + other).inner.weight.equal(net.inner.weight)  # left out of operations
+    assert (other + other).inner.weight.equal(net.inner.weight)  # not operational
     assert other.clone().running is other.running
-    told = mio.inspect(path)
-    assert told.virtual == ("doubled",)
-    assert told.config == {"inner.weight": {"operational": False, "clone": True}}
-    (w,) = [each for each in told.tensors if each.name == "tensor:w"]
+    description = mio.inspect(path)
+    assert description.virtual == ("doubled",)
+    assert description.config == {"inner.weight": {"operational": False, "clone": True}}
+    (w,) = [each for each in description.tensors if each.name == "tensor:w"]
     assert w.labels == [{"name": "x", "labels": ["a", "b", "c"]}]
     assert w.tied == ("tensor:copy",)
-    assert "x: 'a', 'b', 'c'" in str(told)
-    assert json.loads(json.dumps(told.as_dict()))["parts"]["module"].endswith("Fit")
+    assert "x: 'a', 'b', 'c'" in str(description)
+    assert json.loads(json.dumps(description.as_dict()))["parts"]["module"].endswith("Fit")
     with pytest.raises(mio.CheckpointError, match="only the checkpoint has \\['c'\\]"):
         mio.load(path, Fit("abd"))
 
 
-def test_different_values_for_names_that_are_tied_here_are_refused(path):
+def test_different_values_for_tied_names_are_refused(path):
     state = dict(copy.deepcopy(Fit().state_dict()))
     state["tensor:copy"] = state["tensor:copy"] + 1
     mio.save(path, state)
@@ -233,7 +233,7 @@ def test_different_values_for_names_that_are_tied_here_are_refused(path):
     assert raw(net.w.data) == before
 
 
-def test_extra_state_of_modules(path):
+def test_extra_state_of_modules_is_loaded(path):
     class Noted(nn.Linear):
         note = None
 
@@ -247,27 +247,27 @@ def test_extra_state_of_modules(path):
     a[0].note = {"when": (1, 2), "t": torch.ones(2)}
     mio.save(path, a)
     mio.load(path, b)
-    assert exact(b[0].note) == exact(a[0].note)
+    assert canonical(b[0].note) == canonical(a[0].note)
     assert mio.read(path).module["0._extra_state"]["when"] == (1, 2)
 
 
-# -- others ------------------------------------------------------------------------------------------------------------
+# -- files of other libraries -----------------------------------------------------------------------------------------
 
 
-def test_our_files_open_with_the_safetensors_library_alone(path):
+def test_saved_files_are_read_by_safetensors(path):
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(torch.bfloat16)
     optimizer = torch.optim.Adam(net.parameters())
     mio.save(path, net, optimizer=optimizer)
     other = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(torch.bfloat16)
-    found = load_file(path)
-    other.load_state_dict({name: found[name] for name in net.state_dict()})
+    tensors = load_file(path)
+    other.load_state_dict({name: tensors[name] for name in net.state_dict()})
     assert all(map(torch.equal, net.state_dict().values(), other.state_dict().values()))
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata()["format"] == "pt"
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch", "old torch", "nested"])
-def test_files_of_others_load(form, tmp_path):
+def test_files_of_safetensors_and_torch_are_loaded(form, tmp_path):
     path = tmp_path / "file"
     net, other = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     nn.init.normal_(net[1].weight)
@@ -289,7 +289,7 @@ def test_files_of_others_load(form, tmp_path):
         mio.load(path, nn.Linear(3, 2))
 
 
-def test_complex_numbers_of_others_and_plain_names_of_owned_tensors(tmp_path):
+def test_complex_tensors_of_safetensors_and_plain_names_are_loaded(tmp_path):
     path = tmp_path / "file"
     data = torch.randn(3, dtype=torch.complex64)
     save_file({"w": data}, path)
@@ -304,7 +304,7 @@ def test_complex_numbers_of_others_and_plain_names_of_owned_tensors(tmp_path):
     assert torch.equal(plain["w"], data)
 
 
-def test_dtypes_are_converted_only_where_nothing_is_lost_in_kind(path):
+def test_floats_are_converted_to_other_floats_but_not_to_integers(path):
     mio.save(path, {"w": torch.tensor([1.5, 2.0])})
 
     def target(dtype):

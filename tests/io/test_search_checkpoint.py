@@ -1,4 +1,4 @@
-"""The file of a search and its journal: what was damaged is refused, and never a search with another result."""
+"""The file of a search and its journal: damage is refused or changes nothing about the result."""
 
 import os
 import random
@@ -12,11 +12,11 @@ from moduli.evolve import search
 from moduli.io import CheckpointError
 
 
-def net():
+def make_net():
     return nn.Linear(2, 1)
 
 
-def start(module):
+def initialise(module):
     with torch.no_grad():
         module.weight.fill_(1.0), module.bias.fill_(1.0)
     return module
@@ -26,8 +26,8 @@ def fitness(module):
     return (module(torch.ones(2)) - 3).square() + module.weight.square().sum()
 
 
-def half_done(path):
-    """A search that was ended in the middle of a generation: a state, and a journal with a few values."""
+def run_and_interrupt(path):
+    """Interrupt a search in the middle of a generation, which leaves a state, and a journal with five values."""
     count = 0
 
     def failing(module):
@@ -37,24 +37,24 @@ def half_done(path):
             raise KeyboardInterrupt
         return fitness(module)
 
-    search(start(net()), failing, population=8, budget=64, checkpoint=path)
+    search(initialise(make_net()), failing, population=8, budget=64, checkpoint=path)
     assert os.path.getsize(f"{path}.journal") == 5 * 28
 
 
-def go_on(path):
-    module = start(net())
+def resume(path):
+    module = initialise(make_net())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = search(module, fitness, population=8, budget=64, checkpoint=path)
-    return found.value, module.weight.tolist()
+        result = search(module, fitness, population=8, budget=64, checkpoint=path)
+    return result.value, module.weight.tolist()
 
 
-def test_flipped_bits_are_refused_or_change_nothing(tmp_path):
+def test_flipped_bits_are_refused_or_do_not_change_the_result(tmp_path):
     path = tmp_path / "search"
-    half_done(path)
+    run_and_interrupt(path)
     files = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
-    expected = go_on(path)
-    assert expected == search_whole()
+    expected = resume(path)
+    assert expected == run_uninterrupted()
     rng, refused = random.Random(0), []
     for turn in range(60):
         for name, data in files.items():
@@ -64,28 +64,28 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         (tmp_path / name).write_bytes(data)
         try:
-            assert go_on(path) == expected
+            assert resume(path) == expected
         except CheckpointError as error:
             refused.append(name in str(error))
     assert all(refused)
-    assert len(refused) >= 40  # of the journal, the last record may as well have been cut off
+    assert len(refused) >= 40  # a damaged last record of the journal counts as cut off and is not refused
 
 
-def search_whole():
-    module = start(net())
+def run_uninterrupted():
+    module = initialise(make_net())
     return search(module, fitness, population=8, budget=64).value, module.weight.tolist()
 
 
 @pytest.mark.parametrize("cut", [1, 27, 28, 29, 139])
-def test_a_journal_that_was_cut_off_is_read_as_far_as_it_goes(cut, tmp_path):
+def test_complete_records_of_a_truncated_journal_are_used(cut, tmp_path):
     path = tmp_path / "search"
-    half_done(path)
+    run_and_interrupt(path)
     journal = tmp_path / "search.journal"
     journal.write_bytes(journal.read_bytes()[:-cut])
-    assert go_on(path) == search_whole()
+    assert resume(path) == run_uninterrupted()
 
 
-def test_no_temporary_files_are_left_and_directories_are_made(tmp_path):
+def test_search_creates_directories_and_leaves_no_temporary_files(tmp_path):
     path = tmp_path / "new" / "search"
-    search(start(net()), fitness, population=8, budget=24, checkpoint=path)
+    search(initialise(make_net()), fitness, population=8, budget=24, checkpoint=path)
     assert sorted(os.listdir(tmp_path / "new")) == ["search", "search.journal"]

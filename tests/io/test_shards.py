@@ -1,4 +1,4 @@
-"""Checkpoints as people have them: sharded directories, adapters, vocabularies and recipes in YAML."""
+"""Merges of sharded directories, adapters and vocabularies, and recipes in YAML."""
 
 import json
 import os
@@ -21,15 +21,22 @@ NAMES = [
 
 def state(seed, rows=10, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    tensors = {}
     for name in NAMES:
         shape = (rows, 6) if "embed" in name or "head" in name else (6, 6)
-        found[name] = torch.randn(shape, generator=generator).to(dtype)
-    return found
+        tensors[name] = torch.randn(shape, generator=generator).to(dtype)
+    return tensors
 
 
 def write(folder, tensors, shards=3, tokens=None):
-    """A directory as the Hugging Face hub has them."""
+    """Write a directory with shards and an index, as on the Hugging Face hub, and return it.
+
+    Args:
+        folder: The directory to create.
+        tensors: The state dict.
+        shards: The number of files.
+        tokens: The vocabulary of a tokenizer; none by default.
+    """
     folder.mkdir()
     names = list(tensors)
     files = {}
@@ -47,28 +54,28 @@ def write(folder, tensors, shards=3, tokens=None):
     return folder
 
 
-def loaded(place):
+def load_tensors(place):
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(tensors, expected):
+    assert tensors.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(tensors[name], value), name
 
 
 @pytest.mark.parametrize("shard_size", [None, 300, 1])
 @pytest.mark.parametrize("index", [False, True])
-def test_directories_and_indices_in_and_out(shard_size, index, tmp_path):
+def test_directories_and_indices_are_read_and_written(shard_size, index, tmp_path):
     models = [state(seed, dtype=torch.bfloat16) for seed in range(3)]
     paths = [write(tmp_path / f"{at}", model, shards=at + 1) for at, model in enumerate(models)]
-    given = [path / "model.safetensors.index.json" for path in paths] if index else paths
+    sources = [path / "model.safetensors.index.json" for path in paths] if index else paths
     out = tmp_path / "out"
     if index and shard_size is None:
         out = tmp_path / "out.safetensors"
-    merge.ties(given[0], given[1:], out=out, density=0.5, shard_size=shard_size)
-    same(loaded(out), merge.ties(models[0], models[1:], density=0.5))
+    merge.ties(sources[0], sources[1:], out=out, density=0.5, shard_size=shard_size)
+    assert_same(load_tensors(out), merge.ties(models[0], models[1:], density=0.5))
     if out.suffix:
         return
     assert (out / "config.json").read_text() == '{"of": "0"}'
@@ -76,35 +83,35 @@ def test_directories_and_indices_in_and_out(shard_size, index, tmp_path):
     count = len(list(out.glob("*.safetensors")))
     assert count == {None: 1, 300: 3, 1: 10}[shard_size]
     if count > 1:
-        told = json.loads((out / "model.safetensors.index.json").read_text())
-        assert told["metadata"]["total_size"] == sum(value.nbytes for value in models[0].values())
-        assert set(told["weight_map"].values()) == {file.name for file in out.glob("*.safetensors")}
+        written_index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert written_index["metadata"]["total_size"] == sum(value.nbytes for value in models[0].values())
+        assert set(written_index["weight_map"].values()) == {file.name for file in out.glob("*.safetensors")}
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "out"]
 
 
-def test_what_is_wrong_with_a_directory_is_told(tmp_path):
+def test_invalid_directories_are_refused_with_the_reason(tmp_path):
     good = write(tmp_path / "good", state(0))
     index = good / "model.safetensors.index.json"
-    told = json.loads(index.read_text())
+    valid = json.loads(index.read_text())
 
-    def refused(match, kind=mio.CheckpointError):
+    def check_refused(match, kind=mio.CheckpointError):
         with pytest.raises(kind, match=match):
             mio.TensorFiles(good)
 
     for weight_map, match in [
-        ({**told["weight_map"], "more": "model-00001-of-00003.safetensors"}, "differ about 'more'"),
-        ({name: file for name, file in told["weight_map"].items() if name != NAMES[1]}, "differ about"),
-        ({**told["weight_map"], "x": "../secret.safetensors"}, "no safetensors file beside it"),
-        ({**told["weight_map"], "x": "gone.safetensors"}, "not there; is the download complete"),
+        ({**valid["weight_map"], "more": "model-00001-of-00003.safetensors"}, "differ about 'more'"),
+        ({name: file for name, file in valid["weight_map"].items() if name != NAMES[1]}, "differ about"),
+        ({**valid["weight_map"], "x": "../secret.safetensors"}, "no safetensors file beside it"),
+        ({**valid["weight_map"], "x": "gone.safetensors"}, "not there; is the download complete"),
         ([], "no weight_map"),
         ({}, "no weight_map"),
     ]:
         index.write_text(json.dumps({"weight_map": weight_map}))
-        refused(match)
+        check_refused(match)
     index.write_text("{")
-    refused("not JSON")
+    check_refused("not JSON")
     index.unlink()
-    refused("3 safetensors files and no model.safetensors.index.json")
+    check_refused("3 safetensors files and no model.safetensors.index.json")
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "pytorch_model.bin").write_bytes(b"")
@@ -112,7 +119,7 @@ def test_what_is_wrong_with_a_directory_is_told(tmp_path):
         mio.TensorFiles(empty)
 
 
-def test_a_directory_is_written_whole_or_not_at_all(tmp_path):
+def test_a_failed_merge_writes_no_directory(tmp_path):
     a, b = (
         write(tmp_path / "a", state(0)),
         write(tmp_path / "b", {**state(1), NAMES[5]: torch.full((6, 6), float("nan"))}),
@@ -137,10 +144,10 @@ def test_damage_is_found_while_merging(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_another_dtype(tmp_path):
+def test_merges_are_written_in_the_requested_dtype(tmp_path):
     a, b = (write(tmp_path / name, state(at)) for at, name in enumerate("ab"))
     mio.merge_files("lerp", [a, b], tmp_path / "c", t=0.5, dtype=torch.float16)
-    assert {value.dtype for value in loaded(tmp_path / "c").values()} == {torch.float16}
+    assert {value.dtype for value in load_tensors(tmp_path / "c").values()} == {torch.float16}
     with pytest.raises(merge.MergeError, match="floating dtype"):
         mio.merge_files("lerp", [a, b], tmp_path / "d", t=0.5, dtype=torch.int8)
 
@@ -148,17 +155,17 @@ def test_another_dtype(tmp_path):
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_by_layer():
+def test_coefficients_are_selected_by_layer():
     spec = merge.layered("layers.0-1:0.25,layers.3:1,*:0.5")
     a, b = state(0), state(1)
-    found = merge.lerp(a, b, spec)
+    merged = merge.lerp(a, b, spec)
     for name in NAMES:
         t = {"0": 0.25, "1": 0.25, "3": 1.0}.get(name.split(".")[2] if "layers" in name else "", 0.5)
-        assert torch.equal(found[name], merge.lerp(a, b, t)[name]), name
+        assert torch.equal(merged[name], merge.lerp(a, b, t)[name]), name
     many = {f"model.layers.{i}.w": torch.zeros(1) for i in range(12)}
     ones = {name: torch.ones(1) for name in many}
-    found = merge.lerp(many, ones, merge.layered("layers.1:1,*:0"))
-    assert [name for name, value in found.items() if value] == ["model.layers.1.w"]
+    merged = merge.lerp(many, ones, merge.layered("layers.1:1,*:0"))
+    assert [name for name, value in merged.items() if value] == ["model.layers.1.w"]
     with pytest.raises(merge.MergeError, match="matches none"):
         merge.lerp(many, ones, merge.layered("layers.20-30:1,*:0"))
     with pytest.raises(merge.MergeError, match=r"no number for 'model.layers.2.w'"):
@@ -172,18 +179,18 @@ def test_numbers_by_layer():
 
 
 def test_vocabularies_are_aligned_by_token_or_refused(tmp_path):
-    ours, theirs = list("abcdefgh"), list("hgxbay")
+    tokens_a, tokens_b = list("abcdefgh"), list("hgxbay")
     first, other = state(0, rows=10), state(1, rows=7)  # both have rows that no token has
-    a, b = write(tmp_path / "a", first, tokens=ours), write(tmp_path / "b", other, tokens=theirs)
+    a, b = write(tmp_path / "a", first, tokens=tokens_a), write(tmp_path / "b", other, tokens=tokens_b)
     mio.merge_files("lerp", [a, b], tmp_path / "c", t=0.25)
-    found = loaded(tmp_path / "c")
+    merged = load_tensors(tmp_path / "c")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        for at, token in enumerate(ours):
-            row = other[name][theirs.index(token)] if token in theirs else first[name][at]
-            assert torch.allclose(found[name][at], torch.lerp(first[name][at], row, 0.25)), token
-        assert torch.equal(found[name][9], first[name][9])
+        for at, token in enumerate(tokens_a):
+            row = other[name][tokens_b.index(token)] if token in tokens_b else first[name][at]
+            assert torch.allclose(merged[name][at], torch.lerp(first[name][at], row, 0.25)), token
+        assert torch.equal(merged[name][9], first[name][9])
     assert torch.equal(
-        found[NAMES[1]], merge.lerp(first, {**other, **{n: first[n] for n in (NAMES[0], NAMES[-1])}}, 0.25)[NAMES[1]]
+        merged[NAMES[1]], merge.lerp(first, {**other, **{n: first[n] for n in (NAMES[0], NAMES[-1])}}, 0.25)[NAMES[1]]
     )
     (b / "tokenizer.json").unlink()
     with pytest.raises(merge.MergeError, match=r"has 10 rows in .* and 7 in .*tokenizer.json; .*b has none"):
@@ -193,10 +200,10 @@ def test_vocabularies_are_aligned_by_token_or_refused(tmp_path):
 def test_vocabularies_of_one_size_in_another_order_are_aligned_too(tmp_path):
     tokens = list("abcdefghij")
     first = state(0)
-    turned = {name: value.flip(0) if len(value) == 10 else value for name, value in first.items()}
-    a, b = write(tmp_path / "a", first, tokens=tokens), write(tmp_path / "b", turned, tokens=tokens[::-1])
+    reversed_rows = {name: value.flip(0) if len(value) == 10 else value for name, value in first.items()}
+    a, b = write(tmp_path / "a", first, tokens=tokens), write(tmp_path / "b", reversed_rows, tokens=tokens[::-1])
     mio.merge_files("linear", [a, b], tmp_path / "c")
-    same(loaded(tmp_path / "c"), first)
+    assert_same(load_tensors(tmp_path / "c"), first)
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
@@ -215,24 +222,24 @@ def adapter(folder, seed, rank=2, alpha=8, **config):
     head = torch.randn(10, 6, generator=generator)
     tensors["base_model.model.lm_head.weight"] = head  # modules_to_save
     save_file(tensors, folder / "adapter_model.safetensors")
-    told = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "modules_to_save": ["lm_head"], **config}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "modules_to_save": ["lm_head"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder, deltas, head
 
 
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"fan_in_fan_out": True}])
-def test_adapters_are_the_models_that_they_make(config, tmp_path):
+def test_merging_adapters_equals_merging_the_models_with_them_applied(config, tmp_path):
     base = state(0)
     root = write(tmp_path / "base", base)
-    made = [adapter(tmp_path / f"lora{at}", at, **config) for at in (1, 2)]
-    whole = []
-    for _, deltas, head in made:
+    adapters = [adapter(tmp_path / f"lora{at}", at, **config) for at in (1, 2)]
+    models_with_adapters = []
+    for _, deltas, head in adapters:
         model = {name: value + deltas.get(name, 0) for name, value in base.items()}
-        whole.append({**model, "lm_head.weight": head})
-    paths = [path for path, _, _ in made]
+        models_with_adapters.append({**model, "lm_head.weight": head})
+    paths = [path for path, _, _ in adapters]
     mio.merge_files("task_arithmetic", [root, paths[0]], tmp_path / "applied")
-    for name, value in loaded(tmp_path / "applied").items():
-        assert torch.allclose(value, whole[0][name], atol=1e-6), name
+    for name, value in load_tensors(tmp_path / "applied").items():
+        assert torch.allclose(value, models_with_adapters[0][name], atol=1e-6), name
     for recipe, options in (
         ("ties", {"density": 0.5}),
         ("linear", {"weights": [1, 2, 3]}),
@@ -241,18 +248,18 @@ def test_adapters_are_the_models_that_they_make(config, tmp_path):
     ):
         out = tmp_path / recipe
         mio.merge_files(recipe, [root, *paths], out, **options)
-        models = [base, *whole]
+        models = [base, *models_with_adapters]
         expected = {
-            "ties": lambda: merge.ties(base, whole, density=0.5),
+            "ties": lambda: merge.ties(base, models_with_adapters, density=0.5),
             "linear": lambda: merge.linear(models, weights=[1, 2, 3]),
-            "stock": lambda: merge.stock(base, whole),
+            "stock": lambda: merge.stock(base, models_with_adapters),
             "karcher": lambda: merge.karcher(models),
         }[recipe]()
-        for name, value in loaded(out).items():
+        for name, value in load_tensors(out).items():
             assert torch.allclose(value, expected[name], atol=1e-5), (recipe, name)
     mio.merge_files("lerp", paths, tmp_path / "between", base=root, t=0.5)
-    for name, value in loaded(tmp_path / "between").items():
-        assert torch.allclose(value, merge.lerp(*whole, 0.5)[name], atol=1e-5), name
+    for name, value in load_tensors(tmp_path / "between").items():
+        assert torch.allclose(value, merge.lerp(*models_with_adapters, 0.5)[name], atol=1e-5), name
 
 
 def test_adapters_that_do_not_fit_are_refused(tmp_path):
@@ -300,7 +307,7 @@ dtype: float16
 """
 
 
-def test_recipes_of_mergekit(tmp_path):
+def test_recipes_of_mergekit_are_merged(tmp_path):
     base, math, code = (state(seed) for seed in range(3))
     for name, model in (("base", base), ("math", math), ("code", code)):
         write(tmp_path / name, model)
@@ -309,17 +316,17 @@ def test_recipes_of_mergekit(tmp_path):
 
     def truncate(share):
         # mergekit keeps int(density * size) entries.
-        def find(name):
+        def compute_density(name):
             layer = int(name.split(".")[2]) if ".layers." in name else 0
             return (
                 int((share if isinstance(share, float) else 0.2 + 0.6 * (layer / 3)) * base[name].numel())
                 / base[name].numel()
             )
 
-        return find
+        return compute_density
 
     expected = merge.ties(base, [math, code], density=[truncate(0.6), truncate(None)], weights=[0.5, 1.0])
-    same(loaded(tmp_path / "out"), {name: value.half() for name, value in expected.items()})
+    assert_same(load_tensors(tmp_path / "out"), {name: value.half() for name, value in expected.items()})
     slerp = """
 merge_method: slerp
 base_model: base
@@ -335,19 +342,19 @@ parameters:
     (tmp_path / "slerp.yaml").write_text(slerp)
     mio.merge_recipe(tmp_path / "slerp.yaml", tmp_path / "second")
     t = {f"*.layers.<{at}-{at}>.*attn*": at / 3 for at in range(4)} | {"*": 0.5}
-    same(loaded(tmp_path / "second"), merge.slerp(base, math, t))
-    # A filter may be any part of a name, that of the layers included; integers and what it leaves out have no number.
+    assert_same(load_tensors(tmp_path / "second"), merge.slerp(base, math, t))
+    # A filter may be any part of a name, including the number of a layer.
     (tmp_path / "slerp.yaml").write_text(
         slerp.replace("attn", "layers.1").replace("- value: 0.5", "- value: [0.5, 0.1]")
     )
     mio.merge_recipe(tmp_path / "slerp.yaml", tmp_path / "fourth")
     falls = {f"*.layers.<{at}-{at}>.*": 0.5 - 0.4 * at / 3 for at in (0, 2, 3)} | {"*": 0.5}
-    same(loaded(tmp_path / "fourth"), merge.slerp(base, math, {"*.layers.<1-1>.*": 1 / 3, **falls}))
+    assert_same(load_tensors(tmp_path / "fourth"), merge.slerp(base, math, {"*.layers.<1-1>.*": 1 / 3, **falls}))
     weights = [f"- model: {name}\n  parameters:\n    weight: {weight}\n" for name, weight in (("math", 1), ("code", 3))]
     linear = "merge_method: linear\nmodels:\n" + "".join(weights)
     (tmp_path / "linear.yml").write_text(linear)
     mio.merge_recipe(tmp_path / "linear.yml", tmp_path / "third")
-    same(loaded(tmp_path / "third"), merge.linear([math, code], [1, 3]))
+    assert_same(load_tensors(tmp_path / "third"), merge.linear([math, code], [1, 3]))
 
 
 TASKS = """
@@ -372,7 +379,7 @@ HALF = "      density: 0.5"
 @pytest.mark.parametrize(
     ("method", "more", "shared", "expected"),
     [
-        # What mergekit leaves out of a recipe: sums are averaged in ties and della only, densities are 1, gamma 0.01 rounded down.
+        # The defaults of mergekit: only ties and della normalise, the density is 1, and gamma is 0.01 rounded down.
         ("dare_linear", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, **W)),
         ("dare_linear", "", "", lambda *m: merge.task_arithmetic(*m, [1.0, 0.5])),
         ("dare_ties", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, then="ties", **W)),
@@ -385,7 +392,7 @@ HALF = "      density: 0.5"
         ("breadcrumbs", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.0, **W)),
         ("breadcrumbs", f"{HALF}\n      gamma: 0.2", "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.2, **W)),
         ("breadcrumbs_ties", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.0, then="ties", normalize=False, **W)),
-        # Its epsilon is how far probabilities go up and down; ours, as the paper's, is from the least to the greatest.
+        # mergekit's epsilon is half of the range of probabilities; moduli's, as the paper's, is the whole range.
         ("della", HALF, "  epsilon: 0.2", lambda *m: merge.della(*m, 0.5, epsilon=0.4, generator=0, **W)),
         ("della", HALF, "", lambda *m: merge.della(*m, 0.5, epsilon=0.3, generator=0, **W)),
         (
@@ -405,16 +412,16 @@ def test_recipes_of_mergekit_have_its_defaults(method, more, shared, expected, t
         write(tmp_path / name, model)
     (tmp_path / "recipe.yml").write_text(TASKS.format(method=method, more=more, shared=shared))
     mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
-    found, wanted = loaded(tmp_path / "out"), expected(models[0], models[1:])
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value)
+    merged, reference = load_tensors(tmp_path / "out"), expected(models[0], models[1:])
+    assert merged.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(merged[name], value)
 
 
 W = {"weights": [0.5, 0.25], "scale": 2.0}
 
 
-def test_gradients_of_weights_and_lambda_are_multiplied(tmp_path):
+def test_weights_and_lambda_by_layer_are_multiplied(tmp_path):
     base, math = state(0), state(1)
     write(tmp_path / "base", base)
     write(tmp_path / "math", math)
@@ -428,7 +435,7 @@ def test_gradients_of_weights_and_lambda_are_multiplied(tmp_path):
             pattern: number * factor(int(pattern.split("<")[1][0]) if "<" in pattern else 0)
             for pattern, number in grows.items()
         }
-        same(loaded(out), merge.task_arithmetic(base, [math], [scale]))
+        assert_same(load_tensors(out), merge.task_arithmetic(base, [math], [scale]))
 
 
 SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.safetensors.index.json\nparameters:"
@@ -474,7 +481,7 @@ SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.s
         ("a: \x00", "cannot be read"),
     ],
 )
-def test_recipes_that_are_not_read_are_refused_by_name(text, match, tmp_path):
+def test_unsupported_recipes_are_refused_with_the_reason(text, match, tmp_path):
     write(tmp_path / "base", state(0))
     (tmp_path / "recipe.yml").write_text(text)
     with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
@@ -482,22 +489,24 @@ def test_recipes_that_are_not_read_are_refused_by_name(text, match, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_that_is_no_text_is_refused(tmp_path):
+def test_a_recipe_that_is_no_valid_text_is_refused(tmp_path):
     (tmp_path / "recipe.yml").write_bytes(b"merge_method: \xc3(")
     with pytest.raises(mio.CheckpointError, match="cannot be read"):
         mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
 
 
-def test_recipes_without_pyyaml_say_what_is_missing(tmp_path, monkeypatch):
+def test_reading_a_recipe_without_pyyaml_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "recipe.yml").write_text("merge_method: linear")
     with pytest.raises(mio.CheckpointError, match=r"pip install 'moduli\[yaml\]'"):
         mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
 
 
-def test_paths_and_models_do_not_mix(tmp_path):
+def test_mixtures_of_paths_and_models_are_refused(tmp_path):
     models = [{"w": torch.ones(1)}, {"w": torch.zeros(1)}]
-    assert merge.linear(models, buffers="first", integers="equal")["w"] == 0.5  # not every text is a path
+    assert (
+        merge.linear(models, buffers="first", integers="equal")["w"] == 0.5
+    )  # strings of options are not taken for paths
     assert merge.soup(models)["w"] == 0.5
     assert merge.ties(*models[:1], models[1:], density=1.0, elect="sum", buffers="first")["w"] == 0
     mo.save(tmp_path / "a", {"w": torch.ones(1)})

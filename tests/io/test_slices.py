@@ -1,4 +1,4 @@
-"""Checkpoints put together of slices of layers, tokenizers and chat templates, as recipes of mergekit have them."""
+"""Recipes of mergekit with slices of layers, tokenizers, chat templates and mixtures of experts."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def write(place, tensors, tokens="xyz", template=None):
     (place / "config.json").write_text(json.dumps(config))
     vocabulary = {"model": {"vocab": {token: at for at, token in enumerate(tokens)}}}
     (place / "tokenizer.json").write_text(json.dumps(vocabulary))
-    settings = {"kept": 1} if template is None else {"kept": 1, "chat_template": template}
+    settings = {"setting": 1} if template is None else {"setting": 1, "chat_template": template}
     (place / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
@@ -66,7 +66,7 @@ def test_layers_are_stacked_and_numbered(folder):
             assert torch.equal(
                 result[f"model.layers.{layer}.{part}.weight"], source[f"model.layers.{number}.{part}.weight"]
             )
-    # What comes before the layers is of the first slice, what comes after them of the last.
+    # Tensors before the layers come from the first slice, tensors after them from the last.
     assert torch.equal(result["model.embed_tokens.weight"], a["model.embed_tokens.weight"])
     assert torch.equal(result["model.norm.weight"], b["model.norm.weight"])
     assert torch.equal(result["lm_head.weight"], b["lm_head.weight"])
@@ -75,7 +75,7 @@ def test_layers_are_stacked_and_numbered(folder):
     assert len(list((folder / "out").glob("*.safetensors"))) > 1
 
 
-def test_slices_are_merged_with_parameters_of_their_own(folder):
+def test_slices_are_merged_with_their_own_parameters(folder):
     text = """
 merge_method: slerp
 base_model: a
@@ -97,17 +97,16 @@ dtype: float64
     def layer(tensors, number):
         return {"w": tensors[f"model.layers.{number}.mlp.weight"]}
 
-    # The base is where t is 0, whatever the order of sources.
-    for number, expected in enumerate([(0, 2, 0.0), (1, 3, 1.0), (0, 3, 0.1)]):
-        here, there, t = expected
-        wanted = merge.slerp(layer(a, here), layer(b, there), t)["w"].double()
-        assert torch.equal(result[f"model.layers.{number}.mlp.weight"], wanted)
+    # t is 0 at the base, whatever the order of sources.
+    for number, (first, second, t) in enumerate([(0, 2, 0.0), (1, 3, 1.0), (0, 3, 0.1)]):
+        expected = merge.slerp(layer(a, first), layer(b, second), t)["w"].double()
+        assert torch.equal(result[f"model.layers.{number}.mlp.weight"], expected)
     assert torch.equal(result["model.embed_tokens.weight"], a["model.embed_tokens.weight"].double())
-    wanted = merge.slerp({"w": a["lm_head.weight"]}, {"w": b["lm_head.weight"]}, 0.1)["w"]
-    assert torch.equal(result["lm_head.weight"], wanted.double())
+    expected = merge.slerp({"w": a["lm_head.weight"]}, {"w": b["lm_head.weight"]}, 0.1)["w"]
+    assert torch.equal(result["lm_head.weight"], expected.double())
 
 
-def test_one_slice_of_all_layers_is_the_merge(folder):
+def test_one_slice_of_all_layers_equals_the_plain_merge(folder):
     sources = "".join(f"      - {{model: {name}, layer_range: [0, 4], parameters: {{weight: 0.5}}}}\n" for name in "ab")
     base = "      - {model: base, layer_range: [0, 4]}\n"
     text = f"merge_method: ties\nbase_model: base\nslices:\n  - sources:\n{base}{sources}"
@@ -140,7 +139,7 @@ def test_slices_that_do_not_fit_are_refused(old, new, match, folder):
     assert not (folder / "out").exists()
 
 
-def test_slices_are_no_single_file(folder):
+def test_recipes_with_slices_write_directories_only(folder):
     (folder / "recipe.yml").write_text(PASS)
     with pytest.raises(merge.MergeError, match="is a directory"):
         mio.merge_recipe(folder / "recipe.yml", folder / "out.safetensors")
@@ -151,7 +150,7 @@ def test_slices_are_no_single_file(folder):
 LINEAR = "merge_method: linear\nmodels: [{model: a}, {model: more}]\n"
 
 
-def test_vocabularies_are_those_of_the_first_model(folder):
+def test_merged_vocabularies_are_those_of_the_first_model(folder):
     write(folder / "more", state(5), tokens="zxyw")
     rows = state(1)["lm_head.weight"]
     other = state(5)["lm_head.weight"]
@@ -160,7 +159,7 @@ def test_vocabularies_are_those_of_the_first_model(folder):
         # x, y, z of the other model are in its rows 1, 2, 0.
         assert torch.allclose(result[:3], (rows[:3] + other[[1, 2, 0]]) / 2)
         shutil.rmtree(folder / "out")
-    # Unless a tokenizer is asked for, a base_model that linear does not use decides nothing.
+    # Without a tokenizer_source, the base_model has no effect on a linear merge.
     run(folder, LINEAR + "base_model: more")
     shutil.rmtree(folder / "out")
     for block in (
@@ -173,16 +172,16 @@ def test_vocabularies_are_those_of_the_first_model(folder):
             run(folder, LINEAR + block)
     text = LINEAR.replace("{model: a}, {model: more}", "{model: more}, {model: a}")
     result = run(folder, text + "tokenizer_source: union")["lm_head.weight"]
-    # What only the first has stays.
+    # Rows of tokens that only the first model has are unchanged.
     assert torch.allclose(result[[0, 1, 2]], (other[[0, 1, 2]] + rows[[2, 0, 1]]) / 2)
     assert torch.equal(result[3], other[3])
 
 
-def test_paths_are_seen_from_where_the_recipe_is(folder, monkeypatch):
+def test_paths_are_relative_to_the_recipe(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     (folder / "recipe.yml").write_text(LINEAR.replace("more", "b") + "tokenizer_source: base\nchat_template: auto\n")
-    place = folder.relative_to(folder.parent)
-    mio.merge_recipe(place / "recipe.yml", place / "out")
+    relative = folder.relative_to(folder.parent)
+    mio.merge_recipe(relative / "recipe.yml", relative / "out")
     result, expected = load_file(folder / "out/model.safetensors"), merge.linear([state(1), state(2)])
     assert all(torch.equal(result[name], expected[name]) for name in NAMES)
 
@@ -194,7 +193,7 @@ def test_chat_templates_are_written_into_the_tokenizer(folder):
     for chosen, expected in (("auto", "{{ 2 }}"), ('"{% if x %}y{% endif %}"', "{% if x %}y{% endif %}")):
         run(folder, text + chosen)
         settings = json.loads((folder / "out/tokenizer_config.json").read_text())
-        assert settings == {"kept": 1, "chat_template": expected}
+        assert settings == {"setting": 1, "chat_template": expected}
         assert json.loads((folder / "out/config.json").read_text())["num_hidden_layers"] == 4
         shutil.rmtree(folder / "out")
 
@@ -229,7 +228,7 @@ def llamas(tmp_path):
     return tmp_path
 
 
-def test_experts_are_the_layers_of_others(llamas):
+def test_experts_are_the_layers_of_the_source_models(llamas):
     result = run(llamas, MIXTURE, shard_size=2000)
     base, *experts = (load_file(llamas / name / "model.safetensors") for name in ("base", "a", "b"))
     for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):

@@ -1,4 +1,4 @@
-"""Checkpoints of models with other numbers of units: what both have is taken over, by label or by position."""
+"""Checkpoints of models with other numbers of units: common units are loaded by label or by position."""
 
 import copy
 
@@ -26,7 +26,7 @@ def train(net, opt, steps=3):
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 7), (7, 4)])
-def test_state_of_units_by_position(before, after):
+def test_state_of_common_units_is_loaded_by_position(before, after):
     (a, one), (b, two) = make(before), make(after)
     train(a, one)
     saved, n = copy.deepcopy(one.state_dict()), min(before, after)
@@ -43,8 +43,8 @@ def test_state_of_units_by_position(before, after):
     train(b, two)
 
 
-def test_heads_are_units_of_their_own(tmp_path):
-    """Head by head, not the first rows of the matrix."""
+def test_heads_are_loaded_head_by_head(tmp_path):
+    """The first heads of each part are loaded, not the first rows of the fused matrix."""
 
     class Attention(nn.Module):
         def __init__(self, heads):
@@ -83,23 +83,23 @@ class Speaker(mo.Module):
         self.bias = mo.Tensor(torch.randn(len(words), requires_grad=True), (space,))
 
 
-def test_a_vocabulary_by_label(tmp_path):
+def test_a_vocabulary_is_loaded_by_label(tmp_path):
     small, large = Speaker(["a", "b", "c"]), Speaker(["x", "c", "a", "y"])
     opts = [mo.Optimizer(net, m.Adam(), m.LR(0.1)) for net in (small, large)]
     opts[0].step(mo.closure(lambda: small.embed.data.sin().sum() + small.bias.data.square().sum()))
     mo.save(tmp_path / "a.safetensors", module=small, optimizer=opts[0])
-    kept_rows = large.embed.data.detach().clone()
+    rows_before = large.embed.data.detach().clone()
     mo.load(tmp_path / "a.safetensors", module=large, optimizer=opts[1], axes=mo.axes.trace(large))
     assert large.embed.dims[0].labels == ("x", "c", "a", "y")
     assert torch.equal(large.embed.data[[1, 2]], small.embed.data[[2, 0]])
-    assert torch.equal(large.embed.data[[0, 3]], kept_rows[[0, 3]])
+    assert torch.equal(large.embed.data[[0, 3]], rows_before[[0, 3]])
     assert torch.equal(large.bias.data[[1, 2]], small.bias.data[[2, 0]])
     moments = [opt.link("Adam").state["tensor:bias"]["exp_avg"] for opt in opts]
     assert torch.equal(moments[1][[1, 2]], moments[0][[2, 0]])
     assert not moments[1][[0, 3]].any()
 
 
-def test_torch_s_own_optimizers_too(tmp_path):
+def test_torch_optimizers_load_the_state_of_common_units(tmp_path):
     (a, _), (b, _) = make(4), make(6)
     one, two = (torch.optim.Adam(net.parameters(), 0.01) for net in (a, b))
     (a(X) ** 2).mean().backward()

@@ -1,4 +1,4 @@
-"""A race to report on, and a browser to look at the report with."""
+"""Fixtures shared by the tests of reports: a finished race, and a browser."""
 
 import shutil
 
@@ -16,7 +16,7 @@ LABELS = {
 
 @pytest.fixture(scope="session")
 def finished():
-    """A small race with everything that a report shows: maps, clouds, noise, labels that look like HTML, failures."""
+    """A small race with maps, populations, noise, labels that look like HTML, and failures."""
     field = [lab.contender(chain, label=label) for label, chain in LABELS.items()]
     courses = ["rosenbrock", "ground-state", "noisy-20"]
     return lab.race(courses, field, seeds=3, budget=160, workers=0, command=["moduli", "race", "a 'quoted' <name>"])

@@ -1,4 +1,4 @@
-"""Optimizers that misbehave, importable by the processes of a race, and a tame one to compare with."""
+"""Optimizers that raise, hang or kill their process, importable by the processes of a race, and a normal one."""
 
 import ctypes
 import os
@@ -34,16 +34,16 @@ def raising(model):
 
 
 def swallowing(model):
-    """Catches whatever a closure raises, and goes on."""
+    """Return an optimizer that catches every exception of its closure and continues."""
 
-    class Deaf:
+    class Swallowing:
         def step(self, closure):
             try:  # noqa: SIM105
                 closure()
             except Exception:  # noqa: BLE001
                 pass
 
-    return Deaf()
+    return Swallowing()
 
 
 def hanging(model):
@@ -75,7 +75,7 @@ def idle(model):
 
 
 def stubborn(model):
-    """Ignores signals that can be ignored."""
+    """Return an optimizer that ignores SIGTERM and loops forever."""
 
     def act(_):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Races whose runs are done by an executor: one of `concurrent.futures`, or Ray."""
+"""Races whose runs are computed by an executor: of `concurrent.futures`, or Ray."""
 
 import concurrent.futures
 import json
@@ -21,13 +21,13 @@ RACES = {
 }
 
 
-def told(results):
+def drop_times(results):
     return [{k: v for k, v in run.items() if k not in ("seconds", "history")} for run in results.runs]
 
 
 @pytest.fixture(scope="module")
-def here():
-    return {name: told(lab.race(contenders=FIELD, workers=0, **how)) for name, how in RACES.items()}
+def expected():
+    return {name: drop_times(lab.race(contenders=FIELD, workers=0, **how)) for name, how in RACES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,19 @@ def cluster():
 
 @pytest.mark.parametrize("name", RACES)
 @pytest.mark.parametrize("kind", ["pool", "cluster"])
-def test_an_executor_gives_the_same_numbers(name, kind, here, request):
+def test_races_with_an_executor_equal_races_in_this_process(name, kind, expected, request):
     executor = request.getfixturevalue(kind)
-    assert told(lab.race(contenders=FIELD, executor=executor, **RACES[name])) == here[name]
+    assert drop_times(lab.race(contenders=FIELD, executor=executor, **RACES[name])) == expected[name]
 
 
-def test_a_process_of_ray_that_dies_is_a_row(cluster):
+def test_a_killed_process_of_ray_is_reported_as_crashed(cluster):
     results = lab.race(["sphere-10"], [rogues.tame, rogues.dying], seeds=1, budget=60, executor=cluster)
     rows = {run["contender"]: run for run in results.runs}
     assert rows["dying"]["reason"] == lab.RunReason.CRASHED
     assert rows["tame"]["reason"] != lab.RunReason.CRASHED
 
 
-def test_a_process_of_an_executor_that_dies_is_a_row():
+def test_a_killed_process_of_an_executor_is_reported_as_crashed():
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
         results = lab.race(["sphere-10"], [rogues.tame, rogues.dying], seeds=1, budget=60, executor=executor)
@@ -76,7 +76,7 @@ def test_a_process_of_an_executor_that_dies_is_a_row():
     json.dumps(results.to_json(), allow_nan=False)
 
 
-def test_threads_are_refused():
+def test_executors_of_threads_are_refused():
     with concurrent.futures.ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="runs need processes"):
         lab.race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, executor=executor)
     with pytest.raises(TypeError, match="executor is a int"):

@@ -1,4 +1,4 @@
-"""`FILE.py:Name` in chains: read, printed, run, refused; and closures of one function with labels of their own."""
+"""`FILE.py:Name` in chains: parsed, printed, run and refused; and labelled closures of one function."""
 
 import json
 
@@ -43,33 +43,37 @@ def file(tmp_path):
     return tmp_path / "mine.py"
 
 
-def end(source):
-    """Where a chain leads in thirty evaluations."""
+def hash_run(source):
+    """Return a hash of the result of a chain after thirty evaluations."""
     return lab.run(lab.problems.get("rosenbrock"), lab.contender(source), 0, budget=30)["digest"]
 
 
 @pytest.mark.parametrize(
-    ("mine", "plain"),
+    ("in_file", "plain"),
     [("{}:chain(lr=0.01)", "{}:SoftSign | LR(0.01)"), ("{}:make(lr=0.001)", "torch.SGD(lr=0.001)")],
 )
-def test_a_name_in_a_file_is_what_it_defines(file, mine, plain):
-    assert end(mine.format(file)) == end(plain.format(file))
+def test_names_in_files_run_as_the_links_they_define(file, in_file, plain):
+    assert hash_run(in_file.format(file)) == hash_run(plain.format(file))
     spaced = repr(f"{file.parent}/my links/mine.py:SoftSign") + "(limit=2.0) | LR(0.01)"
-    assert end(spaced) == end(f"{file}:SoftSign(limit=2.0) | LR(0.01)") != end(f"{file}:SoftSign | LR(0.01)")
+    assert (
+        hash_run(spaced)
+        == hash_run(f"{file}:SoftSign(limit=2.0) | LR(0.01)")
+        != hash_run(f"{file}:SoftSign | LR(0.01)")
+    )
 
 
 NAMES = st.from_regex(r"[a-zé~][\w.+-]{0,5}/?[\w ]{1,6}\.py:[A-Za-z_]\w{0,5}", fullmatch=True)
 
 
 @given(NAMES, st.sampled_from(["{}", "Alternate({}, Adam) | LR(0.1)", "LR(1, name='a.py:b') | {}", "A([{}])"]))
-def test_names_in_files_are_printed_as_they_are_read(name, form):
+def test_chains_with_names_in_files_are_parsed_from_their_text(name, form):
     chain = parse(form.format(repr(name) + "()"))
     assert name in chain.references
     assert parse(str(chain)) == chain
     assert isinstance(chain, ParsedChain)
 
 
-def test_strings_are_no_references_and_columns_stay():
+def test_strings_are_not_taken_for_references_and_columns_are_correct():
     assert parse("LR(1, name='x.py:Y')").references == []
     chain = parse("ClipNorm(1) | a-b/c.py:X(0.5, key=2) | LR(0.1)")
     assert [link.column for link in chain.links] == [1, 15, 40]
@@ -90,12 +94,12 @@ def test_strings_are_no_references_and_columns_stay():
         ("{}/../torn.py:X", "raised ZeroDivisionError"),
     ],
 )
-def test_what_is_no_link_is_refused(file, chain, message):
+def test_names_in_files_that_are_no_links_are_refused(file, chain, message):
     with pytest.raises(lab.ChainSyntaxError, match=message):
         lab.contender(chain.format(file).replace("mine.py/../", ""))
 
 
-def test_labels_and_files_are_told_apart(file, monkeypatch):
+def test_labels_are_distinguished_from_files(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     for text, label in (
         ("mine.py:SoftSign | LR(0.1)", "mine.py:SoftSign | LR(0.1)"),
@@ -106,7 +110,7 @@ def test_labels_and_files_are_told_apart(file, monkeypatch):
         assert _parse_contender(text).label == label
 
 
-def test_results_run_no_file_that_the_command_does_not_name(file, tmp_path, monkeypatch):
+def test_reading_results_runs_no_file_that_the_command_does_not_name(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = "mine.py:SoftSign | LR(0.1)"
     lab.race(["sphere-10"], [source], seeds=1, budget=3, workers=0, file="race.jsonl")
@@ -127,14 +131,14 @@ def descend(rate):
     return lambda model: torch.optim.SGD(model.parameters(), lr=rate)
 
 
-def test_labelled_closures_are_contenders_of_their_own(tmp_path):
+def test_labelled_closures_are_separate_contenders(tmp_path):
     field = [lab.contender(descend(rate), label=f"rate {rate}") for rate in (0.1, 0.2)]
     field.append(lab.contender(field[0], label="again"))
-    results = lab.race(["sphere-10"], field, seeds=2, budget=10, workers=0, file=tmp_path / "kept")
+    results = lab.race(["sphere-10"], field, seeds=2, budget=10, workers=0, file=tmp_path / "race.jsonl")
     assert [row["contender"] for row in lab.summary(results)] == ["rate 0.1", "rate 0.2", "again"]
     values = [row["median"] for row in lab.summary(results)]
     assert values[0] == values[2] != values[1]
-    resumed = lab.race(["sphere-10"], field, seeds=2, budget=10, workers=0, file=tmp_path / "kept", resume=True)
+    resumed = lab.race(["sphere-10"], field, seeds=2, budget=10, workers=0, file=tmp_path / "race.jsonl", resume=True)
     assert json.dumps(resumed.runs) == json.dumps(results.runs)
     with pytest.raises(ValueError, match=r"none twice.*label="):
         lab.race(["sphere-10"], [descend(0.1), descend(0.2)], seeds=1, budget=10, workers=0)

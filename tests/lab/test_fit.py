@@ -1,4 +1,4 @@
-"""Fits: resumed equals uninterrupted, bit for bit, and what was fitted can be read without moduli."""
+"""Fits: a resumed fit equals an uninterrupted one bit for bit, and results are readable without moduli."""
 
 import math
 import os
@@ -22,11 +22,11 @@ def values(path):
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("name", ["rosenbrock", "noisy-20", "spirals"])
-def test_resumed_is_uninterrupted(tmp_path, chain, name):
+def test_a_resumed_fit_equals_an_uninterrupted_one(tmp_path, chain, name):
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     one = fit(problems.get(name), chain, steps=30, out=whole)
     for steps in (7, 8, 30):
-        torch.manual_seed(123)  # what happens between two sittings does not matter
+        torch.manual_seed(123)  # random numbers drawn between two fits must have no effect
         last = fit(problems.get(name), chain, steps=steps, out=parts, resume=True)
         assert last.steps == steps
     assert (last.value, last.start, last.evaluations) == (one.value, one.start, one.evaluations)
@@ -36,14 +36,14 @@ def test_resumed_is_uninterrupted(tmp_path, chain, name):
     assert last.value < last.start
 
 
-def test_a_fit_reaches_its_target_and_says_so():
+def test_a_fit_ends_at_its_target():
     result = fit(as_problem(lambda x=3.0: (x - 1) ** 2), "torch.SGD(lr=0.1)", steps=10**6, target=1e-6)
     assert result.reason is Ended.TARGET
     assert result.value <= 1e-6
     assert result.model.arg_x.item() == pytest.approx(1, abs=1e-2)
 
 
-def test_other_ends():
+def test_fits_end_by_time_divergence_stopping_and_steps():
     bowl = as_problem(lambda x=3.0: (x - 1) ** 2)
     assert fit(bowl, "torch.SGD(lr=1e-9)", steps=10**9, seconds=0.2).reason is Ended.TIME
     wild = fit(bowl, "torch.SGD(lr=1e30)", steps=50)
@@ -55,7 +55,7 @@ def test_other_ends():
 
 
 def send(number):
-    """A listener that sends this process a signal the first time it is called, when handlers are in place."""
+    """Return a listener that sends this process a signal at its first call, when handlers are installed."""
     sent = []
 
     def listen(now):
@@ -66,7 +66,7 @@ def send(number):
     return listen
 
 
-def test_ctrl_c_ends_after_the_step_and_keeps_it(tmp_path):
+def test_ctrl_c_ends_a_fit_after_the_step_with_a_checkpoint(tmp_path):
     path, before = tmp_path / "fit.safetensors", signal.getsignal(signal.SIGINT)
     result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path, listen=send(signal.SIGINT))
     assert result.reason is Ended.INTERRUPTED
@@ -76,7 +76,7 @@ def test_ctrl_c_ends_after_the_step_and_keeps_it(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_checkpoints_on_the_way(tmp_path):
+def test_checkpoints_are_written_during_a_fit(tmp_path):
     path, sizes = tmp_path / "fit.safetensors", []
     fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, seconds=0.6, out=path, every=0.1,
         listen=lambda now: sizes.append(path.exists()))  # fmt: skip
@@ -84,7 +84,7 @@ def test_checkpoints_on_the_way(tmp_path):
     assert sizes[-1]
 
 
-def test_what_does_not_fit_is_refused_and_left_alone(tmp_path):
+def test_checkpoints_of_other_fits_are_refused_and_not_changed(tmp_path):
     path = tmp_path / "fit.safetensors"
     fit(problems.get("rosenbrock"), "torch.Adam(lr=0.05)", steps=3, out=path)
     before = path.read_bytes()
@@ -98,26 +98,26 @@ def test_what_does_not_fit_is_refused_and_left_alone(tmp_path):
         fit(problems.get("rosenbrock"), "torch.Adam(lr=0.05)", steps=6, out=path, resume=True)
 
 
-def test_listeners_hear_numbers():
-    heard = []
-    fit(problems.get("bands"), "Adam | LR(0.05)", steps=20, listen=heard.append)
-    assert heard[-1]["steps"] == heard[-1]["evaluations"] == 20
-    assert all(math.isfinite(now["loss"]) for now in heard)
+def test_listeners_are_called_with_progress():
+    calls = []
+    fit(problems.get("bands"), "Adam | LR(0.05)", steps=20, listen=calls.append)
+    assert calls[-1]["steps"] == calls[-1]["evaluations"] == 20
+    assert all(math.isfinite(now["loss"]) for now in calls)
     assert lab.fit is fit
 
 
-# -- what was found ----------------------------------------------------------------------------------------------------
+# -- fitted parameters -------------------------------------------------------------------------------------------------
 
 
 def line(slope=0.0, offset=[0.0, 0.0]):  # noqa: B006 - the start of a search
-    """Residuals: two lines of one slope through points with noise."""
+    """Return the residuals of two parallel lines through noisy points."""
     x = torch.linspace(0, 1, 12, dtype=torch.float64)
     noise = torch.sin(37 * torch.arange(24, dtype=torch.float64)).reshape(2, 12)
     return slope * x + offset[:, None] - (2 * x + torch.tensor([[1.0], [-1.0]]) + 0.1 * noise)
 
 
 def test_a_least_squares_fit_has_values_and_standard_errors(tmp_path):
-    """Those of linear regression: s² (XᵀX)⁻¹, by numpy."""
+    """The errors are those of linear regression, s² (XᵀX)⁻¹."""
     path = tmp_path / "fit.safetensors"
     result = fit(as_problem(line), "lbfgs", steps=100, out=path)
     x = torch.linspace(0, 1, 12, dtype=torch.float64)
@@ -128,17 +128,17 @@ def test_a_least_squares_fit_has_values_and_standard_errors(tmp_path):
     expected = torch.linalg.lstsq(design, target).solution
     residuals = target - design @ expected
     errors = (residuals.square().sum() / 21 * torch.linalg.inv(design.T @ design).diagonal()).sqrt()
-    found = [result.parameters["slope"], *result.parameters["offset"]]
-    assert found == pytest.approx(expected.tolist(), abs=1e-3)
+    fitted = [result.parameters["slope"], *result.parameters["offset"]]
+    assert fitted == pytest.approx(expected.tolist(), abs=1e-3)
     assert [result.errors["slope"], *result.errors["offset"]] == pytest.approx(errors.tolist(), rel=1e-4)
     notes = io.inspect(path).notes
     assert notes["fit.parameters.slope"] == result.parameters["slope"]
     assert notes["fit.errors.offset"] == result.errors["offset"]
 
 
-def test_no_errors_where_there_are_none():
+def test_fits_without_determined_errors_have_none():
     assert fit(as_problem(lambda x=3.0: (x - 1) ** 2), "LR(0.1)", steps=3).errors is None  # no residuals
-    both = as_problem(lambda a=1.0, b=1.0: (a + b) * torch.arange(1.0, 5.0))  # only the sum is determined
+    both = as_problem(lambda a=1.0, b=1.0: (a + b) * torch.arange(1.0, 5.0))  # only the sum of both is determined
     assert fit(both, "lbfgs", steps=5).errors is None
     few = as_problem(lambda a=torch.ones(3): a[:2] - 1)
     assert fit(few, "lbfgs", steps=5).errors is None
@@ -156,8 +156,8 @@ def test_a_finished_fit_is_not_overwritten_unless_asked(tmp_path):
     assert fit(bowl, "LR(0.1)", steps=5, out=path, overwrite=True).steps == 5
 
 
-def test_a_search_that_finds_nothing_more_ends():
-    # A target switches the rule of the gradient off, so that only the searches can end it.
+def test_a_line_search_without_progress_ends_the_fit():
+    # With a target the test of the gradient is off, so that only a failed line search ends the fit.
     result = fit(as_problem(line), "lbfgs", steps=10**6, target=-1.0)
     assert result.reason is Ended.STOPPED
     assert result.steps < 100
@@ -180,7 +180,7 @@ def test_a_fit_ends_where_minimize_does():
     assert result.value == pytest.approx(mo.minimize(lambda p: wave(**p), start, "lm").value, abs=1e-15)
 
 
-def test_being_asked_to_end_ends_with_a_checkpoint(tmp_path):
+def test_sigterm_ends_a_fit_with_a_checkpoint(tmp_path):
     path = tmp_path / "fit.safetensors"
     result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path, listen=send(signal.SIGTERM))
     assert result.reason is Ended.INTERRUPTED

@@ -1,4 +1,4 @@
-"""The grammar: what is printed is read back, errors point at the place, and nothing is ever run."""
+"""The grammar of chains: a printed chain is parsed to itself, errors have a column, and no code is run."""
 
 import keyword
 import math
@@ -28,7 +28,7 @@ def grouped(values):
 def linked(values):
     keywords = st.lists(st.tuples(words, values), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
     links = st.builds(Link, names, st.lists(values, max_size=2).map(tuple), keywords)
-    return st.lists(links, min_size=1, max_size=3).map(lambda found: ParsedChain(tuple(found)))
+    return st.lists(links, min_size=1, max_size=3).map(lambda parsed: ParsedChain(tuple(parsed)))
 
 
 chains = linked(st.recursive(plain, lambda inner: grouped(inner) | linked(inner), max_leaves=6))
@@ -36,7 +36,7 @@ chains = linked(st.recursive(plain, lambda inner: grouped(inner) | linked(inner)
 
 @settings(max_examples=40, deadline=None)
 @given(chains)
-def test_what_is_printed_is_read_back(chain):
+def test_a_printed_chain_is_parsed_to_itself(chain):
     text = str(chain)
     assert parse(text) == chain
     assert str(parse(text)) == text
@@ -50,7 +50,7 @@ def test_what_is_printed_is_read_back(chain):
 @example("A(1" + "0" * 10000 + ")")
 @example("A('\\")
 @example("__import__('os').system('true')")
-def test_any_text_is_a_chain_or_an_error_with_a_place(text):
+def test_any_text_is_a_chain_or_an_error_with_a_column(text):
     try:
         chain = parse(text)
     except ChainSyntaxError as error:
@@ -66,12 +66,12 @@ def test_any_text_is_a_chain_or_an_error_with_a_place(text):
 @settings(max_examples=80, deadline=None)
 @given(st.one_of(chains.map(str), st.text(alphabet=string.printable, max_size=60)))
 def test_names_are_only_looked_up_in_the_catalogue(text):
-    """A chain that can be built is made of catalogue entries; everything else is refused before anything is made."""
+    """A chain that can be built consists of catalogue entries; everything else is refused before anything is constructed."""
     try:
-        made = contender(text)
+        entry = contender(text)
     except ChainSyntaxError:
         return
-    assert all(link.name in catalogue.entries() for link in parse(made.source).links)
+    assert all(link.name in catalogue.entries() for link in parse(entry.source).links)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_errors_point_at_the_column(text, column, fact):
     assert fact in caught.value.fact
 
 
-def test_values_mean_what_they_mean_in_python():
+def test_values_are_parsed_as_in_python():
     (link,) = parse(
         "A(1, -2.5e-3, +4, .5, 1_000, inf, -inf, nan, 'a\\n', \"b'\", [1, [2]], (1,), (2), (), true, None)"
     ).links
@@ -167,14 +167,14 @@ def test_values_mean_what_they_mean_in_python():
         ("LR(torch.SGD(lr=1))", "cannot be an argument"),
     ],
 )
-def test_chains_that_cannot_be_built_say_why(text, message):
+def test_chains_that_cannot_be_built_are_refused_with_the_reason(text, message):
     with pytest.raises(ChainSyntaxError) as caught:
         contender(text)
     assert message in str(caught.value)
     assert "^" in str(caught.value)
 
 
-def test_a_long_chain_is_shown_around_the_error():
+def test_the_error_for_a_long_chain_shows_the_text_around_it():
     text = " | ".join(["LR(1)"] * 100) + " | Adma"
     with pytest.raises(ChainSyntaxError) as caught:
         contender(text)
@@ -184,8 +184,8 @@ def test_a_long_chain_is_shown_around_the_error():
     assert lines[1][place : place + 4] == "Adma"
 
 
-def test_the_chain_as_text_is_the_optimizer_written_out():
-    """`parse` and `build` make the same optimizer as Python does."""
+def test_a_parsed_chain_steps_like_the_optimizer_built_in_python():
+    """Five steps with the built chain equal five steps with the optimizer."""
     import moduli as mo
     from moduli import m
 

@@ -1,4 +1,4 @@
-"""Every problem: starts where it says, knows its optimum, and has gradients that are those of its loss."""
+"""Every problem: reproducible starts, a correct optimum, and gradients of its loss."""
 
 import pytest
 import torch
@@ -11,17 +11,17 @@ NAMES = problems.names()
 
 @pytest.fixture(params=NAMES)
 def problem(request):
-    found = problems.get(request.param)
-    for name in found.requires:
+    problem_of_name = problems.get(request.param)
+    for name in problem_of_name.requires:
         pytest.importorskip(name)
-    return found
+    return problem_of_name
 
 
 def values(model):
     return torch.cat([p.detach().flatten().double() for p in model.parameters()])
 
 
-def test_a_seed_is_a_point(problem):
+def test_a_seed_decides_the_start(problem):
     state = torch.get_rng_state()
     first, again, other = (values(problem.model(seed)) for seed in (3, 3, 4))
     assert torch.equal(first, again)
@@ -40,7 +40,7 @@ def test_the_optimum_is_below_the_start(problem):
 
 
 def test_gradients_are_those_of_the_loss(problem):
-    """A step against the gradient goes down as much as the gradient says."""
+    """The central difference along the gradient equals its squared norm."""
     problem.resample(torch.Generator().manual_seed(0))
     model = problem.model(1).double()
     single = problem.name in ("digits-mlp", "spirals") or problem.name.startswith("mnist1d")
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_loss(problem):
                 p += length * g
             return float(problem.loss(model))
 
-    # The difference to both sides leaves out the curvature.
+    # A central difference cancels the curvature.
     ahead, behind = move(step), move(-2 * step)
     assert (ahead - behind) / (2 * step * size) == pytest.approx(1, rel=2e-2)
 
@@ -86,12 +86,12 @@ def test_members_of_a_population_have_the_loss_of_the_model(problem):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if problems.get(name).window])
-def test_minimisers_take_the_optimum_and_lie_in_the_window(name):
+def test_minimisers_have_the_optimum_and_are_in_the_window(name):
     problem = problems.get(name)
     points = torch.tensor(problem.minimisers, dtype=torch.float64, requires_grad=True)
     assert len(points)
-    found = problem.landscape(points)
-    assert torch.allclose(found, torch.full_like(found, problem.optimum), atol=1e-9, rtol=0)
+    values = problem.landscape(points)
+    assert torch.allclose(values, torch.full_like(values, problem.optimum), atol=1e-9, rtol=0)
     x0, x1, y0, y1 = problem.window
     assert all(x0 < x < x1 and y0 < y < y1 for x, y in problem.minimisers)
     x, y = torch.linspace(x0, x1, 101).double(), torch.linspace(y0, y1, 101).double()
@@ -104,7 +104,7 @@ def test_minimisers_take_the_optimum_and_lie_in_the_window(name):
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name[-1].isdigit() and not name.startswith(("noisy", "nist"))]
 )
-def test_functions_of_many_numbers_take_their_optimum(name):
+def test_scalable_functions_have_their_optimum_at_the_known_point(name):
     where = {"rosenbrock": 1.0, "levy": 1.0, "absolute": 1.0, "styblinski-tang": -2.903534027771177}
     problem = problems.get(name)
     family = name.rpartition("-")[0]
@@ -114,7 +114,7 @@ def test_functions_of_many_numbers_take_their_optimum(name):
     assert problem.formula(near).min() > problem.optimum
 
 
-def test_sizes_and_unknown_names():
+def test_names_have_sizes_and_unknown_names_are_refused():
     assert problems.get("rosenbrock-7").dimension == 7
     for name, message in [("rosenbrok", "rosenbrock"), ("sphere-1", "from 2"), ("qqqqqq", "there are")]:
         with pytest.raises(problems.UnknownProblemError, match=message):
@@ -141,7 +141,7 @@ def test_the_exact_solutions_of_physics_and_least_squares():
     assert state.optimum == pytest.approx(0.8037707, abs=1e-4)
 
 
-def test_mnist1d_is_made_by_its_recipe():
+def test_mnist1d_has_the_statistics_of_the_paper():
     x, y = problems.make_mnist1d()
     assert (x.shape, x.dtype) == ((4000, 40), torch.float32)
     assert y.bincount().tolist() == [400] * 10
@@ -150,7 +150,7 @@ def test_mnist1d_is_made_by_its_recipe():
     assert torch.equal(problems.make_mnist1d.__wrapped__(50)[0], problems.make_mnist1d.__wrapped__(50)[0])
     other, _ = problems.make_mnist1d(50, seed=1)
     assert not torch.equal(other, problems.make_mnist1d(50)[0])
-    # Curves of one digit lie anywhere, so that neighbours say little; with the place found by a convolution they say much.
+    # Digits are at random positions, so nearest neighbours classify poorly.
     a, b, label = x[:1000], x[1000:], y[1000:]
     nearest = label[torch.cdist(a, b).argmin(1)]
     plain = float((nearest == y[:1000]).float().mean())
@@ -158,7 +158,7 @@ def test_mnist1d_is_made_by_its_recipe():
 
 
 def test_curves_are_moved_scaled_and_sheared_as_in_the_paper(monkeypatch):
-    """Without noise and shear, an example is its template, stretched by at most two fifths and turned around the circle."""
+    """Without noise and shear, an example is its template, stretched by at most two fifths and shifted cyclically."""
     from moduli.lab.problems import _mnist1d as module
 
     for name in ("SHEAR", "CORRELATED", "INDEPENDENT", "SCALE"):
@@ -174,7 +174,7 @@ def test_curves_are_moved_scaled_and_sheared_as_in_the_paper(monkeypatch):
         assert float(own.max() / own.min()) < 1.6  # sampling at 40 places cuts peaks
 
 
-def test_an_ill_conditioned_logistic_regression_knows_its_optimum():
+def test_an_ill_conditioned_logistic_regression_has_a_correct_optimum():
     problem = problems.get("logistic-ill")
     w = problem.solution.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.loss(lambda: w), w)
@@ -199,7 +199,7 @@ def test_a_noisy_quadratic_has_the_mean_of_its_closed_form(rate, steps):
 
 
 @pytest.mark.parametrize("name", ["mnist1d", "mnist1d-conv", "mnist1d-autoencoder", "digits-mlp", "text"])
-def test_a_whole_sample_is_what_a_batch_is_an_estimate_of(name):
+def test_the_loss_of_batches_is_near_that_of_the_whole_sample(name):
     problem, generator = problems.get(name), torch.Generator().manual_seed(3)
     model = problem.model(0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Races: equal numbers in one process or several, rogues as rows, and files that survive whatever ends a race."""
+"""Races: equal results in one process or several, failing runs as rows, and files that survive any end of a race."""
 
 import json
 import math
@@ -22,8 +22,8 @@ FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | 
 COURSES = ["rosenbrock", "noisy-20", "spirals"]
 
 
-def told(results):
-    """What must be equal: everything but time."""
+def drop_times(results):
+    """Return the runs without their times, which differ between races."""
     timeless = {"seconds", "history"}
     return [
         {**{k: v for k, v in run.items() if k not in timeless}, "values": [(e, v) for e, _, v in run["history"]]}
@@ -32,7 +32,7 @@ def told(results):
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_file(tmp_path):
     def write(text, name="mine.py"):
         path = tmp_path / name
         path.write_text(textwrap.dedent(text))
@@ -42,29 +42,29 @@ def written(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def here():
+def expected():
     return race(COURSES, FIELD, seeds=2, budget=60, workers=0)
 
 
-def test_one_process_or_several_give_equal_bits(here, written):
+def test_races_in_one_process_and_in_several_are_bit_identical(expected, write_file):
     state = torch.get_rng_state()
-    path = written("import torch\ndef bowl(a=torch.ones(3), b=2):\n    return (a**2).sum() + (b - 1) ** 2\n")
+    path = write_file("import torch\ndef bowl(a=torch.ones(3), b=2):\n    return (a**2).sum() + (b - 1) ** 2\n")
     elsewhere = race([*COURSES, f"{path}:bowl"], FIELD, seeds=2, budget=60, workers=2)
     bowl = race([f"{path}:bowl"], FIELD, seeds=2, budget=60, workers=0)
-    assert told(elsewhere) == told(here) + told(bowl)
-    assert all(run["digest"] for run in here.runs)
-    assert len({run["digest"] for run in here.runs}) == len(here.runs)
+    assert drop_times(elsewhere) == drop_times(expected) + drop_times(bowl)
+    assert all(run["digest"] for run in expected.runs)
+    assert len({run["digest"] for run in expected.runs}) == len(expected.runs)
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_the_order_of_a_race_does_not_matter(here):
+def test_the_order_of_a_race_does_not_matter(expected):
     backwards = race(COURSES[::-1], FIELD[::-1], seeds=[1, 0], budget=60, workers=0)
     key = lambda run: (run["problem"], run["source"], run["seed"])  # noqa: E731
-    assert sorted(told(backwards), key=key) == sorted(told(here), key=key)
+    assert sorted(drop_times(backwards), key=key) == sorted(drop_times(expected), key=key)
 
 
-def test_counts_are_those_of_the_closure(here):
-    for run in here.runs:
+def test_evaluations_gradients_and_steps_are_counted(expected):
+    for run in expected.runs:
         population = "Population" in run["source"]
         assert run["evaluations"] == 60
         assert run["gradients"] == 60
@@ -78,8 +78,8 @@ def test_counts_are_those_of_the_closure(here):
         assert ("cloud" in run) == (population and run["problem"] == "rosenbrock")
 
 
-def test_a_run_is_the_plain_loop():
-    """What the runner does is what one would write by hand."""
+def test_a_run_equals_a_plain_training_loop():
+    """`lab.run` has the value and the last point of a loop over `torch.optim.Adam`."""
     problem = problems.get("rosenbrock")
     model = problem.model(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -95,7 +95,7 @@ def test_a_run_is_the_plain_loop():
     assert record["path"][-1] == [pytest.approx(x, rel=1e-4) for x in model.x.tolist()]
 
 
-def test_reasons():
+def test_runs_end_with_the_expected_reason():
     sphere = problems.get("sphere-10")
     cases = [
         (rogues.tame, 500, 30, RunReason.REACHED),
@@ -117,7 +117,7 @@ def test_reasons():
     assert record["evaluations"] == 5
 
 
-def test_rogues_are_rows_and_stop_no_other_run():
+def test_failing_runs_are_rows_and_do_not_affect_others():
     field = [
         rogues.tame,
         rogues.raising,
@@ -142,7 +142,7 @@ def test_rogues_are_rows_and_stop_no_other_run():
     assert lab.report(results)
 
 
-def test_what_cannot_be_sent_is_refused_before_the_race():
+def test_contenders_that_cannot_be_pickled_are_refused_before_the_race():
     with pytest.raises(TypeError, match="workers=0"):
         race(["sphere-10"], [lambda model: torch.optim.SGD(model.parameters())], seeds=1, budget=5, workers=1)
 
@@ -162,53 +162,53 @@ def test_what_cannot_be_sent_is_refused_before_the_race():
     ],
 )
 def test_wrong_races_are_refused(change, error, message, tmp_path):
-    kept = tmp_path / "race.jsonl"
+    file = tmp_path / "race.jsonl"
     with pytest.raises(error, match=message):
-        race(**{"problems": ["sphere-10"], "contenders": ["LR(1)"], "workers": 0, "file": kept, **change})
-    assert not kept.exists()
+        race(**{"problems": ["sphere-10"], "contenders": ["LR(1)"], "workers": 0, "file": file, **change})
+    assert not file.exists()
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_read_back_and_resumed(tmp_path, here):
-    kept = tmp_path / "race.jsonl"
-    whole = race(COURSES, FIELD, seeds=2, budget=60, workers=0, file=kept)
-    assert told(whole) == told(here)
-    assert lab.Results.read(kept).runs == whole.runs
+def test_a_file_is_read_and_resumed(tmp_path, expected):
+    file = tmp_path / "race.jsonl"
+    whole = race(COURSES, FIELD, seeds=2, budget=60, workers=0, file=file)
+    assert drop_times(whole) == drop_times(expected)
+    assert lab.Results.read(file).runs == whole.runs
     assert whole.complete
-    lines = kept.read_bytes().splitlines(keepends=True)
-    # Cut in the middle of a line, as a power failure would.
-    kept.write_bytes(b"".join(lines[:6]) + lines[6][: len(lines[6]) // 2])
-    part = lab.Results.read(kept)
+    lines = file.read_bytes().splitlines(keepends=True)
+    # Truncated in the middle of a line, as by a power failure.
+    file.write_bytes(b"".join(lines[:6]) + lines[6][: len(lines[6]) // 2])
+    part = lab.Results.read(file)
     assert len(part.runs) == 5
     assert not part.complete
     done = []
     again = race(
-        COURSES, FIELD, seeds=2, budget=60, workers=0, file=kept, resume=True, listen=lambda *a: done.append(a)
+        COURSES, FIELD, seeds=2, budget=60, workers=0, file=file, resume=True, listen=lambda *a: done.append(a)
     )
-    assert told(again) == told(whole)
+    assert drop_times(again) == drop_times(whole)
     assert sum(event == "end" for event, _, _ in done) == 13
-    assert [known["finished"] for event, _, known in done if event == "begin"] == list(range(5, 18))
+    assert [progress["finished"] for event, _, progress in done if event == "begin"] == list(range(5, 18))
     assert [run["seconds"] for run in again.runs][:5] == [run["seconds"] for run in whole.runs][:5]
 
 
-def test_another_race_is_not_continued(tmp_path):
-    kept = tmp_path / "race.jsonl"
-    race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, workers=0, file=kept)
-    before = kept.read_bytes()
+def test_the_file_of_another_race_is_not_resumed(tmp_path):
+    file = tmp_path / "race.jsonl"
+    race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, workers=0, file=file)
+    before = file.read_bytes()
     with pytest.raises(lab.ResultsError, match="budget 5, this one has 6"):
-        race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=6, workers=0, file=kept, resume=True)
-    assert kept.read_bytes() == before
-    # More seeds and contenders of the same race are only more runs.
-    more = race(["sphere-10"], ["LR(0.1)", "LR(0.2)"], seeds=2, budget=5, workers=0, file=kept, resume=True)
+        race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=6, workers=0, file=file, resume=True)
+    assert file.read_bytes() == before
+    # More seeds and contenders of the same race are additional runs.
+    more = race(["sphere-10"], ["LR(0.1)", "LR(0.2)"], seeds=2, budget=5, workers=0, file=file, resume=True)
     assert len(more.runs) == 4
 
 
 @pytest.mark.parametrize(
     "text", ["", "hello\n", '{"kind": "run"}\n', "[1]\n", '{"kind": "race", "format": 99}\n', "{}\n"]
 )
-def test_files_that_hold_no_race(tmp_path, text):
+def test_files_without_a_race_are_refused(tmp_path, text):
     path = tmp_path / "race.jsonl"
     path.write_text(text)
     with pytest.raises(lab.ResultsError):
@@ -223,12 +223,12 @@ race([sys.argv[2]], [f"LR(0.00{i})" for i in range(1, 9)], seeds=3, budget=25, w
 """
 
 
-def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
-    kept, sleepy = tmp_path / "race.jsonl", tmp_path / "sleepy.py"
+def test_a_killed_race_has_saved_its_runs_and_leaves_no_process(tmp_path):
+    file, sleepy = tmp_path / "race.jsonl", tmp_path / "sleepy.py"
     sleepy.write_text("import time\ndef problem(x=3.0):\n    time.sleep(0.02)\n    return x**2\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(kept), str(sleepy)],
+        [sys.executable, "-c", PROGRAM, str(file), str(sleepy)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
@@ -243,31 +243,33 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
     child.kill()
     child.stdout.close()
     child.wait(600)
-    runs = lab.Results.read(kept).runs
+    runs = lab.Results.read(file).runs
     assert 2 <= len(runs) < 24
     assert all(run["reason"] == RunReason.BUDGET for run in runs)
+    deadline = time.monotonic() + 600
     while any(Path(f"/proc/{pid}").exists() for pid in servers):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def test_a_worker_that_dies_is_replaced():
     tasks = [("sphere-10", "LR(1e-6)", seed) for seed in range(3)]
     limits = {"budget": 10**6, "seconds": 2.0, "threads": 1, "target": None}
-    found, workers = {}, []
+    reasons, workers = {}, []
     for number, message in execute_all(tasks, limits, 1):
         workers += [message["pid"]] if "pid" in message else []
         if "evaluations" in message and number == 0 and "reason" not in message:
             os.kill(workers[0], signal.SIGKILL)
         if "reason" in message:
-            found[number] = message["reason"]
-    assert found == {0: RunReason.KILLED, 1: RunReason.TIME, 2: RunReason.TIME}
+            reasons[number] = message["reason"]
+    assert reasons == {0: RunReason.KILLED, 1: RunReason.TIME, 2: RunReason.TIME}
 
 
 # -- problems of the user ---------------------------------------------------------------------------------------------
 
 
-def test_a_function_with_defaults_is_a_problem(written):
-    path = written(
+def test_a_function_with_defaults_is_a_problem(write_file):
+    path = write_file(
         "import torch\ndef bowl(a=torch.ones(3), b=2):\n    'A bowl.'\n    return (a**2).sum() + (b - 1) ** 2\n"
     )
     problem = lab.load_problem(f"{path}:bowl")
@@ -279,8 +281,8 @@ def test_a_function_with_defaults_is_a_problem(written):
     assert results.runs[0]["value"] < 1e-4
 
 
-def test_a_module_and_its_loss_are_a_problem(written):
-    path = written(
+def test_a_module_and_its_loss_are_a_problem(write_file):
+    path = write_file(
         """
         import torch
         from moduli.lab import Problem
@@ -295,13 +297,13 @@ def test_a_module_and_its_loss_are_a_problem(written):
             def loss(self, model): return model(torch.ones(2)).square().sum()
 
         instance = Mine()
-        made = lambda: instance
+        factory = lambda: instance
         """.replace("from moduli.lab import Problem", "from moduli.lab.problems import Problem")
     )
     line = lab.load_problem(str(path))
     assert line.dimension == 2
     assert line.measure(line.model(0)) == line.measure(line.model(0)) != line.measure(line.model(1))
-    for name in ("Mine", "instance", "made"):
+    for name in ("Mine", "instance", "factory"):
         assert lab.load_problem(f"{path}:{name}").name == "mine"
 
 
@@ -315,21 +317,21 @@ def test_a_module_and_its_loss_are_a_problem(written):
         ("def other(x=1.0): return x", "has no 'problem'; it has other"),
     ],
 )
-def test_files_without_a_problem_say_what_is_missing(written, text, message):
+def test_files_without_a_problem_are_refused_with_the_reason(write_file, text, message):
     with pytest.raises(lab.ProblemFileError, match=message):
-        lab.load_problem(str(written(text)))
+        lab.load_problem(str(write_file(text)))
 
 
-def test_a_loss_is_one_number_or_residuals(written):
-    problem = lab.load_problem(str(written("import torch\ndef problem(x=torch.ones(3)): return x * 2\n")))
-    assert problem.measure(problem.model(0)) == 6.0  # of residuals, half the sum of their squares
+def test_a_loss_is_one_number_or_residuals(write_file):
+    problem = lab.load_problem(str(write_file("import torch\ndef problem(x=torch.ones(3)): return x * 2\n")))
+    assert problem.measure(problem.model(0)) == 6.0  # half the sum of squared residuals
     with pytest.raises(lab.ProblemFileError, match="there is no file"):
         lab.load_problem("nowhere.py:problem")
 
 
 @pytest.mark.parametrize(("text", "what"), [("x[:0]", "an empty tensor"), ("'x'", "'str'")])
-def test_what_is_neither_a_loss_nor_residuals_is_refused(written, text, what):
-    problem = lab.load_problem(str(written(f"import torch\ndef problem(x=torch.ones(3)): return {text}\n")))
+def test_values_that_are_no_losses_or_residuals_are_refused(write_file, text, what):
+    problem = lab.load_problem(str(write_file(f"import torch\ndef problem(x=torch.ones(3)): return {text}\n")))
     with pytest.raises(lab.ProblemFileError, match=f"one number as a tensor, .*not {what}"):
         problem.measure(problem.model(0))
 
@@ -349,7 +351,7 @@ def test_a_problem_whose_package_is_missing_is_refused_before_the_race(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_default_race_is_made_of_what_exists():
+def test_the_default_race_has_existing_problems_and_contenders():
     field = lab.default_field()
     assert all(isinstance(entry, lab.Contender) for entry in field)
     assert len({entry.label for entry in field}) == len(field)

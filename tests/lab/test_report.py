@@ -1,4 +1,4 @@
-"""The report, as a file and in a browser."""
+"""The report of a race, as a file and in a browser."""
 
 import importlib.util
 import json
@@ -11,15 +11,15 @@ import pytest
 from moduli import lab
 
 
-def data(page):
+def read_data(page):
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
 
 
-def test_the_page_is_whole_and_loads_nothing(finished):
+def test_the_page_is_complete_and_loads_nothing(finished):
     page = lab.report(finished)
-    found = data(page)
-    assert found["rows"] == json.loads(json.dumps(found["rows"], allow_nan=False))
-    assert len(found["rows"]) == 12
+    content = read_data(page)
+    assert content["rows"] == json.loads(json.dumps(content["rows"], allow_nan=False))
+    assert len(content["rows"]) == 12
     assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!data:)", page)
     outside = set(re.findall(r"https?://[^\"'\s<]+", page))
     assert outside <= {"http://www.w3.org/2000/svg"}
@@ -29,7 +29,7 @@ def test_the_page_is_whole_and_loads_nothing(finished):
 
 
 def test_every_curve_has_its_command(finished):
-    for row in data(lab.report(finished))["rows"]:
+    for row in read_data(lab.report(finished))["rows"]:
         assert row["command"].startswith(f"moduli race {row['problem']} --with ")
         assert "--seeds 3 --budget 160" in row["command"]
 
@@ -41,15 +41,15 @@ def test_the_same_results_make_the_same_page(finished, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["race.html"]
 
 
-def test_a_race_that_has_not_finished_is_reported(finished):
+def test_an_unfinished_race_is_reported(finished):
     part = lab.Results(finished.header, finished.runs[:3])
-    found = data(lab.report(part))
-    assert not found["complete"]
-    assert found["finished"] == 3
+    content = read_data(lab.report(part))
+    assert not content["complete"]
+    assert content["finished"] == 3
     assert lab.report(lab.Results(finished.header, []))
 
 
-def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
+def test_the_picture_is_a_valid_svg_with_all_labels(finished, tmp_path):
     from xml.etree import ElementTree
 
     odd = ["$x_1$", "_hidden", "<b>{{js}}</b>"]
@@ -67,7 +67,7 @@ def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
 
 @pytest.fixture
 def draw():
-    """The script that draws the picture of the README."""
+    """The module that draws the picture of the README."""
     path = Path(__file__).parents[2] / "docs" / "img" / "draw.py"
     spec = importlib.util.spec_from_file_location("draw", path)
     module = importlib.util.module_from_spec(spec)
@@ -75,7 +75,7 @@ def draw():
     return module
 
 
-def test_the_picture_of_the_readme_is_fresh_and_stays_as_it_is(draw, monkeypatch, tmp_path):
+def test_the_picture_of_the_readme_is_up_to_date_and_reproducible(draw, monkeypatch, tmp_path):
     assert draw.is_fresh(), "what draws docs/img/race.svg has changed: run make docs, and commit the picture"
     before = draw.PICTURE.read_bytes()
     assert not draw.draw()
@@ -86,14 +86,15 @@ def test_the_picture_of_the_readme_is_fresh_and_stays_as_it_is(draw, monkeypatch
     assert draw.drawn() == draw.PICTURE.read_text()
 
 
-def test_what_is_kept_of_a_race_makes_the_same_picture(draw, finished, monkeypatch, tmp_path):
+def test_the_reduced_file_of_a_race_draws_the_same_picture(draw, finished, monkeypatch, tmp_path):
     lines = [finished.header, *finished.runs]
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(draw, "KEPT", tmp_path / "kept.jsonl")
+    monkeypatch.setattr(draw, "KEPT", tmp_path / "reduced.jsonl")
     draw.keep(tmp_path / "all.jsonl")
-    kept, whole = lab.Results.read(draw.KEPT), tmp_path / "whole.svg"
+    reduced, picture = lab.Results.read(draw.KEPT), tmp_path / "whole.svg"
     assert (
-        lab.write_picture(kept, tmp_path / "kept.svg").read_bytes() == lab.write_picture(finished, whole).read_bytes()
+        lab.write_picture(reduced, tmp_path / "reduced.svg").read_bytes()
+        == lab.write_picture(finished, picture).read_bytes()
     )
     assert draw.KEPT.stat().st_size < (tmp_path / "all.jsonl").stat().st_size / 2
 
@@ -108,43 +109,43 @@ def file(finished, tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, file):
-    """Open the report; afterwards, nothing may have been said on the console, or asked of the network."""
-    said, asked, pages = [], [], []
+    """A function that opens the report; at the end, the console must be empty and no request sent to the network."""
+    messages, requests, pages = [], [], []
 
     def visit(width=1200, clock=False, **options):
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
         if clock:
             page.clock.install(time=datetime(2020, 1, 1))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(file)
         page.wait_for_selector("html[data-ready]", timeout=600_000)
         if clock:
-            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, time stands still until the test lets it run
+            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, only `run_for` advances the clock
         pages.append(page)
         return page
 
     yield visit
     for page in pages:
         page.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
-def test_curves_maps_and_labels_are_there(visit, finished):
+def test_the_page_shows_curves_maps_and_labels(visit, finished):
     page = visit()
     for problem in finished.header["problems"]:
         for kind in ("evaluations", "seconds"):
-            shown = page.locator(f"#problem-{problem['name']} .{kind} svg g.series path.line")
-            assert shown.count() == 4
-            assert all(len(shown.nth(i).get_attribute("d")) > 20 for i in range(3))
+            lines = page.locator(f"#problem-{problem['name']} .{kind} svg g.series path.line")
+            assert lines.count() == 4
+            assert all(len(lines.nth(i).get_attribute("d")) > 20 for i in range(3))
     assert page.locator("#profile svg g.series path.line").count() == 4
     assert page.locator("#problem-rosenbrock .map g.path path.line").count() == 3
     assert page.locator("#problem-rosenbrock .map g.cloud circle").count() == 8
     labels = page.locator("#legend button").all_inner_texts()
     assert labels == [contender["label"] for contender in finished.header["contenders"]]
-    # Counted in the page: a hundred thousand numbers take seconds on their way to Python.
+    # Counted in the page, because sending the pixels to Python takes seconds.
     image = "document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448)"
     bands = page.evaluate(f"new Set(new Uint32Array({image}.data.buffer)).size")
     assert bands == 14
@@ -170,35 +171,37 @@ def test_the_legend_hides_and_shows(visit):
 def test_the_slider_moves_the_population(visit):
     page = visit(clock=True)
 
-    def places():
+    def read_points():
         return page.evaluate(
             "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
         )
 
-    def told():
+    def read_generation():
         return page.inner_text("#problem-rosenbrock output")
 
-    slider, play = (page.locator(f"#problem-rosenbrock {place}") for place in ("input[type=range]", ".slide button"))
+    slider, play = (
+        page.locator(f"#problem-rosenbrock {selector}") for selector in ("input[type=range]", ".slide button")
+    )
     slider.fill("0")
-    start = places()
-    assert told() == "generation 0"
+    start = read_points()
+    assert read_generation() == "generation 0"
     slider.fill(slider.get_attribute("max"))
-    assert told() == "generation 20"
-    assert places() != start
-    play.click()  # at the end, it begins again
-    assert (told(), play.inner_text(), places()) == ("generation 0", "❚❚", start)
+    assert read_generation() == "generation 20"
+    assert read_points() != start
+    play.click()  # at the end, it restarts
+    assert (read_generation(), play.inner_text(), read_points()) == ("generation 0", "❚❚", start)
     page.clock.run_for(400)
-    assert told() == "generation 4"
+    assert read_generation() == "generation 4"
     play.click()
-    paused = told()
+    paused = read_generation()
     page.clock.run_for(400)
-    assert told() == paused
+    assert read_generation() == paused
     play.click()
     page.clock.run_for(3000)
-    assert (told(), play.inner_text()) == ("generation 20", "▶")
+    assert (read_generation(), play.inner_text()) == ("generation 20", "▶")
 
 
-def test_the_table_sorts_and_opens(visit):
+def test_the_table_is_sorted_and_shows_details(visit):
     page = visit()
 
     def column(place):
@@ -223,7 +226,7 @@ def test_the_table_sorts_and_opens(visit):
     assert page.locator("#results tr.detail").count() == 0
 
 
-def test_a_curve_says_what_it_is(visit):
+def test_a_curve_has_a_tooltip(visit):
     page = visit()
     end = page.locator("#problem-ground-state .evaluations svg g.series circle").first
     end.scroll_into_view_if_needed()
@@ -233,7 +236,7 @@ def test_a_curve_says_what_it_is(visit):
     assert "evaluations: 160" in page.inner_text("#tip")
 
 
-def test_profiles_at_other_tolerances(visit):
+def test_profiles_change_with_the_tolerance(visit):
     page = visit()
     before = page.locator("#profile svg").inner_html()
     page.locator("#overview .choice button").first.click()
@@ -242,7 +245,7 @@ def test_profiles_at_other_tolerances(visit):
 
 
 @pytest.mark.parametrize("width", [380, 768, 1400])
-def test_it_fits_its_window(visit, width):
+def test_the_page_fits_the_width_of_the_window(visit, width):
     page = visit(width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for svg in page.locator("svg.plot").all():
@@ -252,7 +255,7 @@ def test_it_fits_its_window(visit, width):
         assert box["x"] + box["width"] <= width
 
 
-def test_light_and_dark(visit):
+def test_the_theme_follows_the_system_and_the_button(visit):
     back = "getComputedStyle(document.body).backgroundColor"
     light, dark = visit(color_scheme="light"), visit(color_scheme="dark")
     white, black = light.evaluate(back), dark.evaluate(back)
@@ -262,7 +265,7 @@ def test_light_and_dark(visit):
     assert (light.evaluate(back), dark.evaluate(back)) == (black, white)
 
 
-def test_it_prints(visit):
+def test_the_page_is_printed_in_light_colours_without_controls(visit):
     page = visit()
     assert len(page.pdf(format="A4", print_background=True)) > 20_000
     page.emulate_media(media="print")

@@ -1,4 +1,4 @@
-"""What results and labels say is text, and never run or obeyed; and nothing is left behind."""
+"""Safety of races: results and labels are never executed, and no process or file is left over."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ problem = get("rosenbrock")
 """
 
 
-def test_a_report_of_results_that_were_read_runs_no_file_that_they_name(tmp_path, monkeypatch):
+def test_a_report_of_a_file_runs_no_problem_file_that_it_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text(EVIL)
     results = lab.race(["rosenbrock"], ["torch.SGD(lr=0.001)"], seeds=1, budget=5, workers=0, file="race.jsonl")
@@ -33,23 +33,23 @@ def test_a_report_of_results_that_were_read_runs_no_file_that_they_name(tmp_path
     lab.write_report(lab.Results.read("race.jsonl"), "race.html")
     lab.write_picture(lab.Results.read("race.jsonl"), "race.svg")
     assert not Path("owned").exists()
-    # Of a race that ran here, problems of one's own have their map.
+    # A race that ran in this process has the map of a problem from a file.
     assert '"map":{"size"' in lab.report(results)
 
 
-def test_labels_that_look_like_places_to_fill_stay_text():
+def test_labels_that_look_like_template_fields_are_escaped():
     marks = ["{{js}}", "{{css}}", "{{data}}", "{{title}}", "\\1 \\g<0>", "<script>alert(1)</script>"]
     field = [lab.contender(f"torch.SGD(lr=0.00{at + 1})", label=mark) for at, mark in enumerate(marks)]
     page = lab.report(lab.race(["sphere-10"], field, seeds=1, budget=5, workers=0))
     data = page[page.index('{"command"') :]
-    found = json.JSONDecoder().raw_decode(data)[0]
-    assert [each["label"] for each in found["contenders"]] == marks
+    content = json.JSONDecoder().raw_decode(data)[0]
+    assert [each["label"] for each in content["contenders"]] == marks
     assert page.count("<script") == lab.report(lab.race(["sphere-10"], field[:1], seeds=1, budget=5, workers=0)).count(
         "<script"
     )
 
 
-def test_solved_is_told_only_where_it_is_known(tmp_path):
+def test_solved_runs_are_counted_only_with_a_known_optimum_or_a_target(tmp_path):
     bowl = lab.as_problem(lambda x=1.0: x**2, "bowl")
     chains = ["torch.SGD(lr=0.5)", "torch.SGD(lr=0.01)"]
     (row, _) = lab.summary(lab.race([bowl], chains, seeds=2, budget=20, workers=0))
@@ -57,13 +57,13 @@ def test_solved_is_told_only_where_it_is_known(tmp_path):
     fast, slow = lab.summary(lab.race([bowl], chains, seeds=2, budget=20, workers=0, target=1e-6))
     assert (fast["reached"], slow["reached"]) == (2, 0)
     assert fast["reasons"] == {"reached the target": 2}
-    known, _ = lab.summary(lab.race(["sphere-10"], chains, seeds=1, budget=20, workers=0))
-    assert known["reached"] == 1
+    exact, _ = lab.summary(lab.race(["sphere-10"], chains, seeds=1, budget=20, workers=0))
+    assert exact["reached"] == 1
     with pytest.raises(ValueError, match="finite"):
         lab.race([bowl], chains, target=float("nan"), workers=0)
 
 
-def test_tables_of_runs(tmp_path):
+def test_tables_of_runs_are_written_as_csv_and_jsonl(tmp_path):
     results = lab.race(["sphere-10"], ["torch.SGD(lr=0.1)", "Adam | LR(0.1)"], seeds=2, budget=20, workers=0)
     rows = lab.flat_rows(results)
     with open(lab.write_table(results, tmp_path / "deeper" / "runs.csv"), newline="") as file:
@@ -103,52 +103,55 @@ def test_a_race_that_is_ended_leaves_no_process_and_no_file(number, tmp_path):
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=attend,
+        preexec_fn=restore_handlers,
     )
     with race:
         try:
             assert race.stdout.readline() == "begun\n"
-            workers = [pid for pid in descendants(race.pid) if pid != race.pid]
+            workers = [pid for pid in list_descendants(race.pid) if pid != race.pid]
             assert len(workers) >= 2
             race.send_signal(number)
             assert race.wait(600) == -number
         finally:
             race.kill()
     for pid in workers:
-        until(lambda pid=pid: not alive(pid))
+        wait_until(lambda pid=pid: not is_alive(pid))
     assert os.listdir(tmp_path / "tmp") == []
     assert lab.Results.read(tmp_path / "race.jsonl").runs == []
 
 
-def attend():
-    """A test run that was started by nohup ignores these signals, and what it starts would too."""
+def restore_handlers():
+    """Restore the default handlers, because a child of a process started by nohup would ignore these signals."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-def descendants(pid):
+def list_descendants(pid):
     children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [pid, *(one for child in children for one in descendants(child))]
+    return [pid, *(one for child in children for one in list_descendants(child))]
 
 
-def alive(pid):
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def until(done):
+def wait_until(done):
+    """Wait until a condition holds; fail after ten minutes."""
+    deadline = time.monotonic() + 600
     while not done():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_worker_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_on_an_import_is_killed(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("import time\nwhile True: time.sleep(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
-    found = _pool.execute_all([("rosenbrock", "torch.SGD(lr=0.001)", 0)] * 2, LIMITS, 1)
-    messages = [message for _, message in found if "reason" in message]
+    results = _pool.execute_all([("rosenbrock", "torch.SGD(lr=0.001)", 0)] * 2, LIMITS, 1)
+    messages = [message for _, message in results if "reason" in message]
     assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
     assert "did not start within 0.5 seconds" in messages[0]["detail"]
 
@@ -174,10 +177,10 @@ def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
             driver.wait(600)
         finally:
             driver.kill()
-    until(lambda: not alive(server))
+    wait_until(lambda: not is_alive(server))
 
 
-def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_on_importing_its_problem_is_killed(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
     task = f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0
     (record,) = [message for _, message in _pool.execute_all([task], LIMITS, 1) if "reason" in message]

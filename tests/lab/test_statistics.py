@@ -1,4 +1,4 @@
-"""What many runs say together, against the same written with numpy."""
+"""Statistics of many runs, compared with NumPy."""
 
 import math
 
@@ -14,12 +14,12 @@ values = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(values, min_size=1, max_size=9), st.floats(0, 1))
-def test_quantiles_are_numpys(sample, q):
+def test_quantiles_equal_those_of_numpy(sample, q):
     assert lab.quantile(sample, q) == pytest.approx(float(np.quantile(sample, q)), rel=1e-9, abs=1e-9)
 
 
-def made(*histories, optimum=0.0, exact=True):
-    """A race of one problem, where contender i has one run per history."""
+def make_race(*histories, optimum=0.0, exact=True):
+    """Return a race of one problem; each argument is the list of histories of one contender."""
     header = {
         "problems": [{"name": "p", "optimum": optimum, "exact": exact}],
         "contenders": [{"label": f"c{i}", "source": f"c{i}"} for i in range(len(histories))],
@@ -39,13 +39,13 @@ def line(*points):
     return [[e, e / 100, v] for e, v in points]
 
 
-def test_curves_are_quantiles_of_staircases():
+def test_curves_are_quantiles_of_step_functions():
     group = [
         line((0, 8.0), (1, 8.0), (10, 4.0)),
         line((0, 8.0), (1, 6.0), (5, 2.0), (20, 1.0)),
         line((0, 8.0), (1, 8.0), (3, 7.0), (20, 6.0)),
     ]
-    (curve,) = lab.curves(made(group), "p")
+    (curve,) = lab.curves(make_race(group), "p")
     grid = curve["evaluations"]["x"]
     assert grid[0] == 1
     assert grid[-1] == 20
@@ -59,10 +59,10 @@ def test_curves_are_quantiles_of_staircases():
     assert curve["seconds"]["median"][-1] == 4.0
 
 
-def test_profiles_are_those_of_the_paper():
+def test_performance_profiles_equal_those_of_the_definition():
     fast = [line((0, 100.0), (10, 0.01)), line((0, 100.0), (10, 50.0))]
     slow = [line((0, 100.0), (40, 0.01)), line((0, 100.0), (30, 0.05))]
-    results = made(fast, slow)
+    results = make_race(fast, slow)
     table = costs(results, 1e-3)
     assert table == {"c0": [10, math.inf], "c1": [40, 30]}
     first, second = lab.profiles(results, 1e-3)
@@ -71,8 +71,8 @@ def test_profiles_are_those_of_the_paper():
 
 
 @given(st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=2), min_size=1, max_size=4))
-def test_a_profile_never_falls_and_ends_at_what_was_solved(ends):
-    results = made(*[[line((0, 1.0), (end, 0.0)) for end in group] for group in ends])
+def test_a_profile_is_monotone_and_ends_at_the_share_of_solved_runs(ends):
+    results = make_race(*[[line((0, 1.0), (end, 0.0)) for end in group] for group in ends])
     for series in lab.profiles(results, 1e-3):
         assert series["x"] == sorted(set(series["x"]))
         assert series["y"] == sorted(series["y"])
@@ -80,7 +80,7 @@ def test_a_profile_never_falls_and_ends_at_what_was_solved(ends):
 
 
 def test_summaries_count_failures_as_infinite():
-    results = made([line((0, 1.0), (10, 0.5)), [], []])
+    results = make_race([line((0, 1.0), (10, 0.5)), [], []])
     (row,) = lab.summary(results)
     assert row["median"] is None
     assert row["best"] == 0.5

@@ -2,15 +2,12 @@
 
 import csv
 import math
-import os
-import time
 
 import pytest
 import torch
 
 from lab import rogues
 from moduli import lab
-from moduli.lab import _process
 
 FIELD = [
     lab.contender("Adam | LR(0.05)", label="Adam"),
@@ -28,7 +25,7 @@ def tuned():
     return lab.race(["rosenbrock"], FIELD, seeds=3, budget=40, tune=3, workers=0)
 
 
-def test_the_table_of_a_paper_has_medians_and_intervals(finished):
+def test_the_summary_table_has_medians_and_intervals(finished):
     rows = list(csv.DictReader(lab.summary_table(finished, "csv").splitlines()))
     assert [(row["problem"], row["optimizer"]) for row in rows] == [
         (problem["name"], entry.label) for problem in finished.header["problems"] for entry in FIELD
@@ -64,7 +61,7 @@ def test_tables_in_markdown_and_latex_escape_labels(finished, tmp_path):
         lab.write_summary(finished, tmp_path / "t.html")
 
 
-def test_a_run_without_a_number_has_none_in_the_table():
+def test_failed_runs_have_no_number_in_the_table():
     results = lab.race(["sphere-10"], [rogues.diverging, rogues.raising, rogues.tame], seeds=2, budget=60, workers=0)
     rows = list(csv.DictReader(lab.summary_table(results, "csv").splitlines()))
     assert [row["value"] == "" for row in rows][1:] == [True, False]
@@ -92,7 +89,7 @@ def test_curves_are_written_and_loaded(finished, tuned, tmp_path):
     assert text.startswith("problem,contender,seed,setting,chain,evaluations,seconds,value\n")
 
 
-def test_a_file_is_loaded_also_where_runs_are_missing_and_labels_equal(tmp_path):
+def test_a_file_with_missing_runs_and_equal_labels_is_loaded(tmp_path):
     file = tmp_path / "race.jsonl"
     field = [lab.contender(f"LR({lr})", label="same") for lr in (0.1, 0.2)]
     lab.race(["sphere-10"], field, seeds=2, budget=20, workers=0, file=file)
@@ -103,7 +100,7 @@ def test_a_file_is_loaded_also_where_runs_are_missing_and_labels_equal(tmp_path)
     assert not curves.data[0, 0].isnan().any()
 
 
-def test_a_long_race_has_a_grid_that_is_even_in_the_logarithm():
+def test_a_long_race_has_a_logarithmic_grid():
     results = lab.race(["noisy-20"], ["LR(0.01)"], seeds=1, budget=3000, workers=0)
     curves = lab.load(results)
     grid = list(curves.dims[3].labels)
@@ -112,7 +109,7 @@ def test_a_long_race_has_a_grid_that_is_even_in_the_logarithm():
     assert math.isfinite(float(curves.data[..., -1]))
 
 
-def test_figures_are_separate_and_have_their_fonts(tuned, finished, tmp_path):
+def test_figures_are_separate_files_with_embedded_fonts(tuned, finished, tmp_path):
     names = [path.name for path in lab.write_figures(tuned, tmp_path / "race.pdf")]
     assert names == ["race-curves-rosenbrock.pdf", "race-sensitivity-rosenbrock.pdf", "race-profile.pdf"]
     for name in names:
@@ -128,57 +125,3 @@ def test_figures_are_separate_and_have_their_fonts(tuned, finished, tmp_path):
     drawn = lab.figures(tuned)
     lines = drawn["sensitivity-rosenbrock"].axes[0].lines
     assert [len(line.get_xdata()) for line in lines] == [3, 3]
-
-
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
-def test_waiting_for_a_busy_machine_is_not_sleeping(monkeypatch):
-    clock, state = [0.0], ["R", 0.0]
-    monkeypatch.setattr(_process.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(_process.ProcessWatch, "_read", lambda _: tuple(state))
-    watch = _process.ProcessWatch(1, 5.0)
-
-    def after(seconds, status, used):
-        clock[0] += seconds
-        state[:] = status, state[1] + used
-        return watch.has_slept()
-
-    assert not after(100, "R", 0.0)  # ready to run, and nobody lets it
-    assert not after(4, "S", 0.0)
-    assert not after(4, "S", 1.0)  # it did something
-    assert not after(4, "S", 0.0)
-    assert after(4, "S", 0.01)
-    state[1] = 0.0
-    monkeypatch.setattr(_process.ProcessWatch, "_read", lambda _: ("", None))
-    assert not _process.ProcessWatch(1, 5.0).has_slept()
-
-
-def test_what_others_do_to_the_machine_is_not_among_the_seconds_of_a_run():
-    class Sleepy:
-        def __init__(self, model):
-            self.inner = rogues.tame(model)
-
-        def step(self, closure):
-            time.sleep(0.02)  # as if another program had the processor
-            return self.inner.step(closure)
-
-    record = lab.run(lab.problems.get("sphere-10"), lab.contender(Sleepy), 0, budget=20, seconds=0.2)
-    assert record["reason"] == lab.RunReason.BUDGET
-    assert record["seconds"] < 0.2
-
-
-def test_two_labelled_closures_are_two_contenders():
-    def make(lr):
-        return lambda model: torch.optim.SGD(model.parameters(), lr=lr)
-
-    field = [lab.contender(make(lr), label=f"lr {lr}") for lr in (0.1, 0.01)]
-    results = lab.race(["sphere-10"], field, seeds=1, budget=20, workers=0)
-    assert len({run["digest"] for run in results.runs}) == 2
-    assert [row["contender"] for row in lab.summary(results)] == ["lr 0.1", "lr 0.01"]
-
-
-def test_a_process_is_read_where_the_system_tells():
-    if os.path.exists("/proc/self/stat"):
-        assert _process.ProcessWatch(os.getpid(), 1.0)._read()[0] in "RSD"
-    assert _process.ProcessWatch(2**30, 1.0)._read() == ("", None)

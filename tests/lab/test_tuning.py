@@ -1,4 +1,4 @@
-"""Tuned races: settings from declared ranges, many runs as one population, and the rules that choose among them."""
+"""Tuned races: settings from declared ranges, runs stacked into one population, and the choice of the best setting."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def tuned():
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def test_scales_are_even_on_their_axis():
+def test_values_are_evenly_spaced_on_their_scale():
     log, rest = SearchRange(1e-4, 1.0, "log"), SearchRange(0.9, 0.9999, "one_minus")
     assert [log.value_at(at) for at in (0, 0.25, 0.5, 1)] == [1e-4, 1e-3, 1e-2, 1.0]
     assert [rest.value_at(at) for at in (0, 1 / 3, 1)] == [0.9, 0.99, 0.9999]
@@ -42,9 +42,9 @@ def test_scales_are_even_on_their_axis():
 
 def test_links_declare_ranges_once_and_classes_override_them():
     assert find_search_ranges(m.LR) == {"lr": SearchRange(1e-4, 1.0, "log")}
-    assert find_search_ranges(m.Adadelta)["rho"].scale == "one_minus"  # a memory there, a radius in SAM
+    assert find_search_ranges(m.Adadelta)["rho"].scale == "one_minus"  # a decay rate in Adadelta, a radius in SAM
     assert find_search_ranges(m.SAM)["rho"].scale == "log"
-    assert "weight_decay" not in find_search_ranges(torch.optim.Adam)  # switched off by default
+    assert "weight_decay" not in find_search_ranges(torch.optim.Adam)  # 0 by default
 
     class Mine(optim.UpdateTransform):
         search_ranges = {"strength": SearchRange(1.0, 2.0)}
@@ -57,7 +57,7 @@ def test_links_declare_ranges_once_and_classes_override_them():
 
 
 @pytest.mark.parametrize("name", sorted(name for name in m.__all__ if isinstance(getattr(m, name), type)))
-def test_every_declared_range_is_one_that_its_link_takes(name):
+def test_links_accept_all_values_of_their_declared_ranges(name):
     kind = getattr(m, name)
     for key, limits in find_search_ranges(kind).items():
         for at in (0.0, 0.5, 1.0):
@@ -66,7 +66,7 @@ def test_every_declared_range_is_one_that_its_link_takes(name):
                 kind(**{key: limits.value_at(at)})
 
 
-def test_the_step_size_is_that_of_the_link_before():
+def test_the_range_of_the_step_size_depends_on_the_previous_link():
     ranges = {
         chain: list_tuned_numbers(contender(chain), {})
         for chain in ("Adam | LR", "Lion | LR", "LR", "adamw", "torch.Adam")
@@ -79,7 +79,7 @@ def test_the_step_size_is_that_of_the_link_before():
     assert steps["LR"] == SearchRange(1e-4, 1.0, "log")
 
 
-def test_settings_are_chains_with_the_same_points_for_all():
+def test_settings_of_different_chains_use_the_same_points():
     one, other = (make_settings(contender(chain), 6, [0, 1, 2]) for chain in ("Lion | LR(1)", "Adam | LR(0.5)"))
     assert [each.seed for each in one] == [0, 0, 1, 1, 2, 2]
     assert [each.values["Lion.beta1"] for each in one] == [each.values["Adam.beta1"] for each in other]
@@ -87,13 +87,13 @@ def test_settings_are_chains_with_the_same_points_for_all():
     for each in (*one, *other):
         parsed = lab.parse(each.contender.source)
         assert dict(parsed.links[0].kwargs)["beta1"] == each.values[f"{parsed.links[0].name}.beta1"]
-        assert parsed.links[-1].args == (each.values["LR.lr"],)  # where it was written
+        assert parsed.links[-1].args == (each.values["LR.lr"],)  # in its original position
     assert len({each.contender.source for each in one}) == 6
 
 
-def test_ranges_can_be_given_and_numbers_fixed():
-    given = {"lr": (0.1, 0.2), "Adam.beta1": 0.5}
-    for each in make_settings(contender("Adam | LR"), 4, [0], given):
+def test_ranges_are_overridden_and_numbers_are_fixed():
+    ranges = {"lr": (0.1, 0.2), "Adam.beta1": 0.5}
+    for each in make_settings(contender("Adam | LR"), 4, [0], ranges):
         assert 0.1 <= each.values["LR.lr"] <= 0.2
         assert each.values["Adam.beta1"] == 0.5
         assert "beta1=0.5" in each.contender.source
@@ -128,16 +128,16 @@ def test_wrong_tunings_are_refused(options, message):
         lab.race(["sphere-10"], ["LR(0.1)"], workers=0, budget=5, **options)
 
 
-# -- many runs as one population --------------------------------------------------------------------------------------
+# -- runs stacked into one population --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chain", FIELD[:3])
 @pytest.mark.parametrize("name", [*COURSES, "bands", "maxq-10"])
-def test_members_of_a_population_are_separate_runs(chain, name):
+def test_stacked_runs_equal_separate_runs(chain, name):
     problem, seeds = problems.get(name), [0, 0, 1, 1]
     settings = make_settings(contender(chain), 4, [0, 1])
     together = run_stacked(problem, [each.contender for each in settings], seeds, budget=14)
-    # In single precision rounding grows from step to step; float64 has the sharp comparison.
+    # Rounding errors grow from step to step in single precision, so the tolerance is larger there.
     close = 1e-4 if name == "spirals" else 1e-7
     for record, setting in zip(together, settings, strict=True):
         alone = lab.run(problem, setting.contender, setting.seed, budget=14)
@@ -153,8 +153,8 @@ def test_members_of_a_population_are_separate_runs(chain, name):
 
 
 @pytest.mark.parametrize("chain", ["RMSprop | LR(0.1)", "muon"])
-def test_methods_that_divide_by_the_gradient_follow_no_rounding_errors(chain):
-    """The first gradient of the spirals' biases vanished by symmetry: members went where their rounding errors were divided to."""
+def test_stacked_runs_of_normalising_methods_equal_separate_runs(chain):
+    """A gradient that vanishes by symmetry would let rounding errors decide the first normalised step."""
     settings = make_settings(contender(chain), 6, [0, 1, 2])
     field, seeds = [each.contender for each in settings], [each.seed for each in settings]
     problem = problems.get("spirals")
@@ -163,7 +163,7 @@ def test_methods_that_divide_by_the_gradient_follow_no_rounding_errors(chain):
     assert [each["value"] for each in together] == pytest.approx(alone, rel=1e-4)
 
 
-def test_a_member_that_diverges_or_arrives_does_not_end_the_others():
+def test_stacked_runs_end_separately():
     problem = problems.get("sphere-10")
     field = [contender(f"LR({lr})") for lr in (1e9, 0.1, 1e-6, 0.3)]
     records = run_stacked(problem, field, [0, 0, 0, 1], budget=120)
@@ -177,30 +177,30 @@ def test_a_member_that_diverges_or_arrives_does_not_end_the_others():
     ("chain", "name"),
     [
         ("LBFGS | StrongWolfe", "rosenbrock"),  # several evaluations in a step
-        ("CMAES(sigma=0.5)", "rosenbrock"),  # a search of its own around one model
+        ("CMAES(sigma=0.5)", "rosenbrock"),  # a search around one model
         ("SPSA | LR(1e-4)", "rosenbrock"),  # random, and without gradients
         ("NoiseSign | LR(0.01)", "rosenbrock"),  # random: members draw other numbers than runs
         ("torch.SGD(lr=0.1)", "rosenbrock"),
         ("Population(4) | Adam | LR(0.1)", "rosenbrock"),
     ],
 )
-def test_what_takes_other_steps_in_a_population_is_done_one_by_one(chain, name):
+def test_chains_that_would_step_differently_in_a_population_are_not_stacked(chain, name):
     with pytest.raises(CannotStackError):
         run_stacked(problems.get(name), [contender(chain)] * 2, [0, 1], budget=20)
     (record, *_) = lab.race([name], [chain], tune=1, seeds=1, budget=20, workers=0).runs
     assert "stacked" not in record
 
 
-def test_chains_are_joined_where_only_numbers_differ():
+def test_map_numbers_combines_chains_that_differ_only_in_numbers():
     chains = [lab.parse(text) for text in ("Adam | LR(0.1)", "Adam(beta1=0.5) | LR(0.2)")]
-    joined = map_numbers(chains, tuple)
-    assert joined.links[0].kwargs == (("beta1", (0.9, 0.5)),)
-    assert joined.links[1].args == ((0.1, 0.2),)
+    combined = map_numbers(chains, tuple)
+    assert combined.links[0].kwargs == (("beta1", (0.9, 0.5)),)
+    assert combined.links[1].args == ((0.1, 0.2),)
     assert map_numbers([lab.parse("Adam"), lab.parse("Lion")], tuple) is None
     assert map_numbers([lab.parse("Adam(amsgrad=True)"), lab.parse("Adam")], tuple) is None
 
 
-def test_a_tuned_race_has_the_same_winners_one_by_one_and_in_other_processes(tuned, tmp_path):
+def test_a_tuned_race_has_the_same_winners_unstacked_and_in_other_processes(tuned, tmp_path):
     file = tmp_path / "race.jsonl"
     alone = lab.race(COURSES, FIELD, tune=6, seeds=3, budget=80, workers=2, stack=False, file=file)
     assert sum("stacked" in run for run in tuned.runs) == 3 * 3 * 9
@@ -209,10 +209,10 @@ def test_a_tuned_race_has_the_same_winners_one_by_one_and_in_other_processes(tun
     assert pick(tuned) == pick(alone)
     assert [row.contender for row in lab.standings(tuned)] == [row.contender for row in lab.standings(alone)]
     assert lab.Results.read(file).runs == alone.runs
-    # In other processes, populations give the numbers of this one.
+    # Stacked runs in other processes are bit-identical to those in this one.
     again = lab.race(["spirals"], FIELD[:2], tune=6, seeds=3, budget=80, workers=2)
-    mine = [run["digest"] for run in tuned.runs if run["problem"] == "spirals" and run["contender"] in FIELD[:2]]
-    assert [run["digest"] for run in again.runs] == mine
+    expected = [run["digest"] for run in tuned.runs if run["problem"] == "spirals" and run["contender"] in FIELD[:2]]
+    assert [run["digest"] for run in again.runs] == expected
 
 
 def test_a_tuned_race_is_resumed(tmp_path):
@@ -228,7 +228,7 @@ def test_a_tuned_race_is_resumed(tmp_path):
         lab.race(["spirals"], FIELD[:2], **{**how, "tune": 6}, resume=True)
 
 
-# -- what is chosen ---------------------------------------------------------------------------------------------------
+# -- the choice of settings ---------------------------------------------------------------------------------------------------
 
 
 def test_the_best_setting_of_each_study_counts(tuned):
@@ -244,7 +244,7 @@ def test_the_best_setting_of_each_study_counts(tuned):
     assert lab.choose_winners(winners) is winners
 
 
-def test_whoever_has_nothing_to_tune_has_one_setting_in_each_study(tuned):
+def test_contenders_without_tuned_numbers_have_one_setting_in_each_study(tuned):
     runs = [run for run in tuned.runs if run["source"] == FIELD[4] and run["problem"] == "rosenbrock"]
     assert [(run["seed"], run.get("setting")) for run in runs] == [
         (0, None),
@@ -261,7 +261,7 @@ def record(value, history, reason="budget spent"):
     return {"value": value, "history": history, "reason": reason}
 
 
-def test_scores_put_runs_that_arrive_before_those_that_do_not():
+def test_scores_rank_solved_runs_before_unsolved_and_crashed_ones():
     quick = record(0.1, [[0, 0, 10.0], [5, 0, 0.9], [9, 0, 0.1]])
     slow = record(0.0, [[0, 0, 10.0], [50, 0, 0.5]])
     close, far = record(2.0, [[0, 0, 10.0], [9, 0, 2.0]]), record(9.0, [[0, 0, 10.0], [9, 0, 9.0]])
@@ -272,7 +272,7 @@ def test_scores_put_runs_that_arrive_before_those_that_do_not():
     assert UNSOLVED < scores[2] < scores[3] < scores[4] == math.inf
 
 
-def test_sensitivity_and_gains_are_those_of_the_runs(tuned):
+def test_sensitivity_and_gains_are_computed_from_the_runs(tuned):
     (line,) = [line for line in lab.sensitivity(tuned, "spirals") if line["label"] == FIELD[0]]
     runs = [run for run in tuned.runs if (run["problem"], run["source"]) == ("spirals", FIELD[0]) and "values" in run]
     assert line["number"] == "LR.lr"
@@ -291,9 +291,11 @@ def test_sensitivity_and_gains_are_those_of_the_runs(tuned):
 
 
 def make_results(table, paces=None):
-    """A race with one problem per row, one contender per column and a list of evaluations to the goal, one for each seed.
+    """Return a race with one problem per row and one contender per column.
 
-    `paces` are the seconds of an evaluation, one for each contender.
+    Args:
+        table: For each problem and contender, the evaluations to the goal for each seed.
+        paces: The seconds of an evaluation, one for each contender.
     """
     names = [f"p{at}" for at in range(len(table))]
     labels = [f"c{at}" for at in range(len(table[0]))]
@@ -312,7 +314,7 @@ def make_results(table, paces=None):
     return lab.Results(header, runs)
 
 
-def test_ranks_profiles_and_ties():
+def test_standings_have_ranks_profiles_and_ties():
     steady = make_results([[[10] * 5, [30] * 5, [50] * 5]] * 3)
     first, second, third = lab.standings(steady, draws=200)
     assert [row.rank for row in (first, second, third)] == [1, 2, 3]
@@ -357,10 +359,10 @@ def test_the_report_shows_the_tuning(tuned):
     assert '"tuning":null' in plain
 
 
-# -- who else reads the ranges ----------------------------------------------------------------------------------------
+# -- other users of the ranges ----------------------------------------------------------------------------------------
 
 
-def test_population_based_training_takes_declared_ranges():
+def test_population_based_training_uses_declared_ranges():
     def attach(*links, settings):
         optimizer = mo.Optimizer(mo.Population.of(torch.nn.Linear(2, 1), 64), *links, m.PBT(settings, seed=0))
         return optimizer.attrs["hyperparameters"]
@@ -375,7 +377,7 @@ def test_population_based_training_takes_declared_ranges():
         attach(m.ClipNorm(1.0), m.LR(0.1), settings={"clipnorm.max_norm": None})
 
 
-def test_a_search_for_coefficients_takes_declared_ranges():
+def test_searches_for_coefficients_use_declared_ranges():
     a, b, base = ({"w": torch.full((2,), value)} for value in (1.0, 3.0, 0.0))
     tried = []
 
@@ -383,10 +385,10 @@ def test_a_search_for_coefficients_takes_declared_ranges():
         tried.append(float(model["w"][0]))
         return (model["w"] - 10).square().sum()
 
-    found = merge.search("task_arithmetic", [base, a], score, 60)
+    result = merge.search("task_arithmetic", [base, a], score, 60)
     low, high = merge.RANGES["scale"][:2]
     assert low <= min(tried) < max(tried) <= high
-    assert found.options["scale"] == pytest.approx([high], abs=0.05)
+    assert result.options["scale"] == pytest.approx([high], abs=0.05)
     assert merge.search("lerp", [a, b], score, 40).options["t"] == pytest.approx(1.0, abs=0.05)
     inside = merge.search("lerp", [a, b], score, 40, bounds=(0.2, 0.4)).options["t"]
     assert inside == pytest.approx(0.4, abs=0.02)

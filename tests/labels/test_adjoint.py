@@ -1,4 +1,4 @@
-"""Matrices that mean what they say: transposes, adjoints, products of operators, and the check of `eigh`."""
+"""Labelled matrices as operators: transposes, adjoints, products, and the check that `eigh` gets a Hermitian matrix."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def operator(rows=ORBITALS, columns=ORBITALS, dtype=torch.float64, seed=0, batch
 
 
 def entries(t):
-    """Every entry under its pair of labels, whatever the order of axes and labels."""
+    """Return every entry by its pair of labels."""
     t = t.permute("orb", "bra")
     return {(row, column): t.data[i, j].item() for i, row in enumerate(t.dims[0]) for j, column in enumerate(t.dims[1])}
 
@@ -38,7 +38,7 @@ def test_the_adjoint_exchanges_labels_and_keeps_names(rows, columns, dtype):
     assert torch.allclose(mo.eigvalsh(symmetric).data, values)
 
 
-def test_the_reproducer():
+def test_symmetrised_operators_have_eigenvalues_and_transposes_are_not_added():
     h = mo.tensor([[0.0, 1.0], [3.0, 0.0]], orb=["a", "b"], bra=["a", "b"])
     assert mo.eigvalsh((h + h.mH) / 2).data.tolist() == pytest.approx([-2.0, 2.0])
     assert (h @ h).data.tolist() == [[3.0, 0.0], [0.0, 3.0]]
@@ -83,10 +83,10 @@ def test_the_conjugate_transpose_is_refused_too():
 def test_other_tensors_in_another_order_still_pair_by_name():
     h, other = operator(), operator(seed=1)
     assert torch.equal((h + other.T.align_to(h.dims)).data, h.data + other.data)
-    # A batch axis may stand anywhere.
+    # A batch axis may be at any position.
     batch = mo.stack([h, other], "k")
     assert torch.equal((batch + batch.permute("orb bra k")).data, 2 * batch.data)
-    # Axes with other labels, or with positions only, are told apart by their names.
+    # Axes with other labels, or with positions only, pair by their names.
     table = mo.tensor(torch.arange(4.0).reshape(2, 2), x=["a", "b"], y=["c", "d"])
     assert torch.equal((table + table.T).data, 2 * table.data)
     square = mo.tensor(torch.arange(4.0).reshape(2, 2), "row column")
@@ -98,7 +98,7 @@ def test_other_tensors_in_another_order_still_pair_by_name():
     assert mo.zeros(mo.Space(1, "a"), mo.Space(1, "b")).T.names == ("b", "a")
 
 
-def test_adjoints_of_what_is_no_operator():
+def test_adjoints_of_tensors_that_are_no_operators_raise():
     with pytest.raises(ValueError, match=r"'orb'.*'bra'.*labels"):
         operator(columns=["s", "p", "f"]).mH
     with pytest.raises(ValueError, match="sizes 2 and 3"):
@@ -134,7 +134,7 @@ def test_axes_that_do_not_belong_to_one_operator_are_still_refused():
 
 
 @pytest.mark.parametrize("function", [mo.eigh, mo.eigvalsh, torch.linalg.eigh, torch.linalg.eigvalsh])
-def test_what_is_not_hermitian_is_refused(function):
+def test_matrices_that_are_not_hermitian_are_refused(function):
     h = operator(batch=(2,))
     with pytest.raises(ValueError, match=r"not this|differs from its adjoint by .*check=False"):
         function(h)
@@ -145,14 +145,14 @@ def test_what_is_not_hermitian_is_refused(function):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("n", [1, 2, 40])
-def test_rounding_is_no_reason_to_refuse(dtype, n):
+def test_matrices_that_are_hermitian_up_to_rounding_are_accepted(dtype, n):
     x = torch.randn(n, n, dtype=dtype if dtype.itemsize > 2 else torch.float32)
     gram = mo.tensor((x @ x.mH).to(dtype), "a b")
     assert mo.eigvalsh(gram).shape == (n,)
 
 
 @pytest.mark.compiles_labels
-def test_the_check_can_be_turned_off_and_stays_out_of_compiled_code_and_transforms():
+def test_the_check_is_optional_and_skipped_in_compiled_code_and_transforms():
     h = operator()
     assert torch.allclose(mo.eigvalsh(h, check=False).data, torch.linalg.eigvalsh(h.data))
     assert torch.allclose(mo.eigh(h, UPLO="U", check=False).values.data, torch.linalg.eigh(h.data, UPLO="U")[0])

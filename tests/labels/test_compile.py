@@ -1,4 +1,4 @@
-"""torch.compile: every operation in one graph, with the axes and numbers of eager mode; labels recompile, sizes do not."""
+"""torch.compile: every operation in one graph, with the axes and values of eager mode; labels recompile, sizes do not."""
 
 import logging
 
@@ -23,14 +23,14 @@ SOME = Space(["c", "a"])
 INDEX = mo.tensor([0, 2], n=["u", "v"])
 
 
-def written(a):
+def write_entries(a):
     t = a.clone()
     t[0] = 1.0
     t[SOME] = 0.5
     return t
 
 
-def joined(a):
+def multiply_joined(a):
     with mo.join("outer", fill=1.0):
         return a * B.relabel(row=list("bcd"))
 
@@ -44,7 +44,7 @@ OPERATIONS = {
     "clamp": lambda a: a.clamp(0.0, 1.0), "clamp by a tensor": lambda a: a.clamp(B), "lerp": lambda a: a.lerp(B, 0.5),
     "isclose": lambda a: a.isclose(B), "isclose to a number": lambda a: a.isclose(0.5),
     "real": lambda a: a.real, "floor": lambda a: 7 // (a * a + 1),
-    "outer join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="outer", fill=0.0), "join scope": joined,
+    "outer join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="outer", fill=0.0), "join scope": multiply_joined,
     "inner join": lambda a: mo.add(a, B.relabel(row=list("bcd")), join="inner"), "F.gelu": F.gelu,
     "loss": lambda a: F.mse_loss(a, B), "linear": lambda a: F.linear(a, P.T),
     # reductions
@@ -71,7 +71,7 @@ OPERATIONS = {
     "negative list": lambda a: a[:, [-1, 0]], "space": lambda a: a[SOME], "none": lambda a: a[None, ..., 0],
     "sel": lambda a: a.sel(row="b"), "sel labels": lambda a: a.sel(row=["c", "a"]), "isel": lambda a: a.isel(col=slice(1, 3)),
     "index tensor": lambda a: a[:, torch.tensor([0, 1])], "labelled index": lambda a: a[INDEX],
-    "index tensors": lambda a: a[INDEX, INDEX], "write": written, "one_hot": lambda a: a.argmax("col").one_hot(4, name="k"),
+    "index tensors": lambda a: a[INDEX, INDEX], "write": write_entries, "one_hot": lambda a: a.argmax("col").one_hot(4, name="k"),
     "diagonal": lambda a: LAB.diagonal() * a[0, 0], "diag_embed": lambda a: a.diag_embed("z"),
     "index_add": lambda a: a.index_add("row", None, B), "index_add positions": lambda a: a.index_add("row", [0, 0], a[:2]),
     # linear algebra
@@ -79,12 +79,12 @@ OPERATIONS = {
     "solve": lambda a: mo.solve(SPD, a.rename(row="r")), "det": lambda a: mo.det(SPD) * a, "svd": lambda a: mo.svd(a).S,
     "cholesky": lambda a: mo.cholesky(SPD) * a[0, 0], "matrix_exp": lambda a: mo.matrix_exp(LAB) * a[0, 0],
     "qr": lambda a: mo.qr(a).R, "add_identity": lambda a: mo.add_identity(LAB, 2.0), "lowdin": lambda a: mo.lowdin(a),
-    # making
+    # factories
     "zeros": lambda a: mo.zeros(a.dims) + a, "zeros by name": lambda a: mo.zeros(row=list("abc"), col=4) + a,
     "like": lambda a: torch.zeros_like(a) + a, "tensor": lambda a: mo.tensor(a.data, "row col") + 1,
     "Tensor": lambda a: mo.Tensor(a.data, B.dims), "eye": lambda a: mo.eye(Space(list("abc"))) * a[0, 0],
     "to": lambda a: a.to(torch.float64), "detach": lambda a: a.detach(), "clone": lambda a: a.clone(),
-    # what it is
+    # properties and transforms
     "dims": lambda a: a * len(a.dims), "names": lambda a: a * 2 if a.names[0] == "row" else a, "size": lambda a: a.size("row") * a,
     "vmap": lambda a: mo.vmap(lambda r: r * 2, over="row")(a), "torch.vmap": lambda a: torch.vmap(lambda r: (r * 2).data)(a),
     "grad": lambda a: torch.func.grad(lambda w: (w * w).sum())(a),
@@ -98,7 +98,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def same(got, expected):
+def assert_same(got, expected):
     assert type(got) is type(expected)
     if isinstance(expected, mo.Tensor):
         assert got._axes is expected._axes
@@ -108,22 +108,22 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_in_one_graph(name):
+def test_every_operation_compiles_to_one_graph(name):
     function = OPERATIONS[name]
-    same(torch.compile(function, fullgraph=True, backend="eager")(A), function(A))
+    assert_same(torch.compile(function, fullgraph=True, backend="eager")(A), function(A))
 
 
-def test_the_two_exceptions_say_so_and_have_a_way_out():
-    try:  # torch 2.15 is the first that asks the right operand
+def test_matmul_operators_and_boolean_masks_have_alternatives_in_one_graph():
+    try:  # torch 2.15 is the first version that dispatches on the right operand
         product = torch.compile(lambda a: a @ P, fullgraph=True, backend="eager")(A)
     except torch._dynamo.exc.Unsupported:
         product = torch.compile(lambda a: a @ P, backend="eager")(A)
-    same(product, A @ P)
+    assert_same(product, A @ P)
     mask = torch.tensor([True, False, True])
     with pytest.raises(Exception, match=r"[Dd]ata.dependent"):
         torch.compile(lambda a: a[mask], fullgraph=True, backend="eager")(A)
     for function in (mo.matmul, torch.matmul):
-        same(torch.compile(lambda a, f=function: f(a, P), fullgraph=True, backend="eager")(A), A @ P)
+        assert_same(torch.compile(lambda a, f=function: f(a, P), fullgraph=True, backend="eager")(A), A @ P)
 
 
 def test_errors_of_label_logic_are_raised_while_tracing():
@@ -143,7 +143,7 @@ def test_sizes_of_positional_axes_do_not_recompile():
     w = mo.tensor(torch.randn(2, 3), out=["p", "q"], col=["a", "b", "c"])
     for size in (5, 7, 8, 31, 32, 100):
         x = mo.tensor(torch.randn(size, 3), "batch col", col=["c", "b", "a"])
-        same(compiled(x, w), network(x, w))
+        assert_same(compiled(x, w), network(x, w))
     assert counter.frame_count <= 2
 
 
@@ -161,11 +161,11 @@ def test_no_operation_depends_on_the_size_of_a_positional_axis(function):
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for size in (5, 7, 9):
         t = mo.tensor(torch.randn(size, 3), "batch col", col=list("abc"))
-        same(compiled(t), function(t))
+        assert_same(compiled(t), function(t))
     assert counter.frame_count <= 2
 
 
-def test_labels_recompile_and_stay_right():
+def test_other_labels_recompile_with_correct_results():
     counter = CompileCounter()
     compiled = torch.compile(network, fullgraph=True, backend=counter)
     w = mo.tensor(torch.randn(2, 3), out=["p", "q"], col=["a", "b", "c"])
@@ -173,7 +173,7 @@ def test_labels_recompile_and_stay_right():
     for _ in range(2):
         for order in orders:
             x = mo.tensor(torch.randn(4, 3), "batch col", col=order)
-            same(compiled(x, w), network(x, w))
+            assert_same(compiled(x, w), network(x, w))
     assert counter.frame_count == len(orders)
     with pytest.raises(Exception, match="differ"):
         compiled(mo.tensor(torch.randn(4, 3), "batch col", col=list("abz")), w)
@@ -184,25 +184,25 @@ def test_the_join_policy_is_guarded():
     other = B.relabel(row=list("bcd"))
     for how, labels in (("outer", "abcd"), ("inner", "bc"), ("left", "abc"), ("outer", "abcd")):
         with mo.join(how):
-            same(compiled(A, other), A + other)
+            assert_same(compiled(A, other), A + other)
             assert compiled(A, other).dims[0].labels == tuple(labels)
-    same(compiled(A, B), A + B)
+    assert_same(compiled(A, B), A + B)
     with pytest.raises(Exception, match="differ"):
         compiled(A, other)
 
 
-def test_graph_breaks_lose_nothing():
+def test_labels_survive_graph_breaks():
     def broken(a):
         h = a + B
         torch._dynamo.graph_break()
         return h.sum("row") * 2
 
-    same(torch.compile(broken, backend="eager")(A), broken(A))
+    assert_same(torch.compile(broken, backend="eager")(A), broken(A))
 
 
 @pytest.fixture
-def complaints():
-    """Collect the messages of the compiler's cache about graphs without a key."""
+def cache_records():
+    """Collect the warnings of the compiler's cache about graphs that it cannot cache."""
     records = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -212,10 +212,10 @@ def complaints():
     logger.removeHandler(handler)
 
 
-def test_several_reorderings_and_gradients_through_the_default_backend(complaints):
+def test_several_reorderings_and_gradients_through_the_default_backend(cache_records):
     from torch._inductor import cpu_vec_isa
 
-    # Without vector instructions the backend's own C++ for tanh does not compile: it names at::vec, and includes no header.
+    # Without vector instructions the C++ that the backend generates for tanh does not compile, because a header is missing.
     if not cpu_vec_isa.pick_vec_isa():
         pytest.skip("torch's default backend has no vector instructions to generate code for")
 
@@ -234,15 +234,15 @@ def test_several_reorderings_and_gradients_through_the_default_backend(complaint
     for one, other in zip(compiled, eager, strict=True):
         assert one.grad.dims == other.dims
         torch.testing.assert_close(one.grad.data, other.grad.data)
-    assert not [record.getMessage() for record in complaints if record.levelno >= logging.WARNING]
+    assert not [record.getMessage() for record in cache_records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("name", ["add", "join scope", "outer join", "space", "sel labels", "matmul", "write"])
 def test_graphs_with_several_plans_are_legal(name):
-    """A backend that looks closer than the eager one: constants of a graph must be told apart."""
+    """This backend requires the constants of a graph to be distinct."""
     other = mo.tensor(torch.ones(3, 4), "row col", row=list("bca"))
 
     def function(a):
         return OPERATIONS[name](a) * (a + other).sum() + (B + other).sum()
 
-    same(torch.compile(function, fullgraph=True, backend="aot_eager")(A), function(A))
+    assert_same(torch.compile(function, fullgraph=True, backend="aot_eager")(A), function(A))

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 from moduli.labels import _constant
 
 
-def test_an_older_torch_computes_outside_of_graphs_and_says_why(monkeypatch):
+def test_with_an_older_torch_functions_break_the_graph_with_an_explanation(monkeypatch):
     """Exclude a function from tracing, as `labels` does at import with a torch that does not support constants."""
     monkeypatch.setattr(_constant, "can_hold_constants", lambda: False)
 

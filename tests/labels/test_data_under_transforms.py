@@ -1,4 +1,4 @@
-"""Every operation on dates, gaps, groups and labels in one graph, mapped, differentiated, and in every dtype."""
+"""Every operation on dates, gaps, groups and labels: compiled, under vmap, differentiated, and in every dtype."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ DIMS = (mo.Space(DAYS, "time"), mo.Space(list("abc"), "site"))
 def draw() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(len(DAYS), 3, dtype=torch.float64, generator=generator)
-    # No neighbours are equal and none is 0, where extremes, masks and deviations have no derivative.
+    # Neighbouring values differ and none is 0, because extremes, masks and deviations have no derivative there.
     return data.where(torch.rand(data.shape, generator=generator) > 0.15, NAN)
 
 
@@ -85,7 +85,7 @@ NO_ORDER = ("min", "max", "quantile", "amin", "amax")
 
 
 def weigh(t):
-    """A number that depends on every entry that is there."""
+    """Return a weighted sum of all entries that are not NaN."""
     weights = torch.linspace(1, 2, t.numel(), dtype=torch.float64).reshape(t.shape)
     return (t.data.where(t.data == t.data, 0.0) * weights).sum()
 
@@ -100,7 +100,7 @@ def fresh_compiler():
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.compiles_labels
-def test_in_one_graph_mapped_and_differentiated(name):
+def test_operations_compile_map_and_differentiate(name):
     function, t = OPERATIONS[name], label(DATA)
     expected = function(t)
     compiled = torch.compile(function, fullgraph=True, backend="eager")(t)
@@ -114,24 +114,24 @@ def test_in_one_graph_mapped_and_differentiated(name):
     torch.testing.assert_close(mapped.data, one_by_one.data, equal_nan=True)
 
     if expected.dtype.is_floating_point:
-        there = DATA == DATA
+        present = DATA == DATA
 
         def of_entries(entries):
-            return weigh(function(label(DATA.masked_scatter(there, entries))))
+            return weigh(function(label(DATA.masked_scatter(present, entries))))
 
-        entries = DATA[there].requires_grad_()
+        entries = DATA[present].requires_grad_()
         assert torch.autograd.gradcheck(of_entries, entries)
         gradient = torch.func.grad(lambda data: weigh(function(label(data))))(DATA)
-        assert (gradient[~there] == 0).all()  # never NaN
+        assert (gradient[~present] == 0).all()  # never NaN
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_in_half_precision_and_complex(name):
+def test_operations_work_in_half_precision_and_complex(name):
     function, expected = OPERATIONS[name], OPERATIONS[name](label(DATA))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        rounded = function(label(DATA.to(dtype).double()))  # selections by value are those of the rounded numbers
+        rounded = function(label(DATA.to(dtype).double()))  # selections by value depend on the rounded numbers
         result = function(label(DATA.to(dtype)))
-        if name == "weights":  # numbers of a coordinate are single
+        if name == "weights":  # coordinates are read in single precision
             result = result.to(dtype)
         assert result.dtype in ((torch.bool, torch.int64) if not expected.dtype.is_floating_point else (dtype,)), name
         tolerance = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5}[dtype]

@@ -1,4 +1,4 @@
-"""Dates as labels: one label for each instant, whatever its type and unit; selection, windows and bins with gradients."""
+"""Dates as labels: one label for each instant of any type and unit, and selection, windows and bins with gradients."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def daily() -> Tensor:
 
 
 @given(st.lists(st.integers(-400, 400), min_size=1, max_size=6, unique=True), st.sampled_from(UNITS), st.data())
-def test_dates_are_equal_over_units(counts: list[int], unit: str, data: st.DataObject) -> None:
+def test_dates_are_equal_in_every_unit(counts: list[int], unit: str, data: st.DataObject) -> None:
     dates = np.array(counts, f"M8[{unit}]")
     finer = UNITS[data.draw(st.integers(UNITS.index(unit), len(UNITS) - 1))]
     try:
         other = dates.astype(f"M8[{finer}]")
     except OverflowError:
         return
-    here, there = Space(dates, "t"), Space(other, "t")
-    assert here == there
-    assert hash(here) == hash(there)
-    assert here.labels == there.labels
-    assert all(isinstance(label, np.datetime64) for label in here)
-    assert [there.index(date) for date in dates] == list(range(len(counts)))
-    assert there.locate(Space(dates[::-1])).tolist() == list(range(len(counts)))[::-1]
-    assert here[::2] == Space(dates[::2], "t")
-    assert pickle.loads(pickle.dumps(here)) == here
+    space, other_space = Space(dates, "t"), Space(other, "t")
+    assert space == other_space
+    assert hash(space) == hash(other_space)
+    assert space.labels == other_space.labels
+    assert all(isinstance(label, np.datetime64) for label in space)
+    assert [other_space.index(date) for date in dates] == list(range(len(counts)))
+    assert other_space.locate(Space(dates[::-1])).tolist() == list(range(len(counts)))[::-1]
+    assert space[::2] == Space(dates[::2], "t")
+    assert pickle.loads(pickle.dumps(space)) == space
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=5), st.sampled_from(UNITS[3:]), st.sampled_from(UNITS[3:]))
-def test_rescaling_is_exact_or_says_so(counts: list[int], unit: str, to: str) -> None:
+def test_rescaling_is_exact_or_marked_as_inexact(counts: list[int], unit: str, to: str) -> None:
     seconds = {"D": 86400, "h": 3600, "m": 60, "s": 1}
     length = {each: seconds[each] * 10**12 if each in seconds else 10 ** (12 - 3 * at) for at, each in _small()}
     try:
         dates = canonical_dates(np.array(counts, f"m8[{unit}]"))
-    except ValueError:  # as many hours as do not fit into seconds
+    except ValueError:  # too large for a number of seconds
         assert any(abs(count) * length[unit] >= 2**63 * length["s"] for count in counts)
         return
     target = canonical_dates(np.array([1], f"m8[{to}]")).dtype
@@ -70,7 +70,7 @@ def _small() -> list[tuple[int, str]]:
     return [*((0, unit) for unit in ("D", "h", "m", "s")), *enumerate(("ms", "us", "ns", "ps"), 1)]
 
 
-def test_all_types_of_a_date_are_one_label() -> None:
+def test_dates_of_all_types_are_one_label() -> None:
     pandas = pytest.importorskip("pandas")
     day = datetime.date(2000, 1, 2)
     forms = [
@@ -92,7 +92,7 @@ def test_all_types_of_a_date_are_one_label() -> None:
 
 @pytest.mark.parametrize("kind", ["datetime64", "timedelta64"])
 @pytest.mark.parametrize("unit", ["D", "s", "ns"])
-def test_dates_are_no_integers(kind: str, unit: str) -> None:
+def test_dates_are_not_equal_to_integers(kind: str, unit: str) -> None:
     space = Space(np.array([1, 2, 5], f"{kind}[{unit}]"), "x")
     numbers = Space([1, 2, 5], "x")
     assert space != numbers
@@ -110,7 +110,7 @@ def test_dates_are_no_integers(kind: str, unit: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .generic. unit:DeprecationWarning")  # NumPy 2.5
-def test_durations() -> None:
+def test_durations_of_exact_length_are_equal_and_months_are_not() -> None:
     space = Space([datetime.timedelta(hours=36), np.timedelta64(1, "D")], "lead")
     assert space.labels == (np.timedelta64(36, "h"), np.timedelta64(1, "D"))
     assert mo.tensor([1.0, 2.0], space).sel(lead=datetime.timedelta(1)).item() == 2.0
@@ -129,7 +129,7 @@ def test_durations() -> None:
         [datetime.date(2000, 1, 1), datetime.datetime(2000, 1, 1, 5, tzinfo=datetime.UTC)],
     ],
 )
-def test_zones_are_refused(labels: list[Any]) -> None:
+def test_dates_with_time_zones_are_refused(labels: list[Any]) -> None:
     with pytest.raises(TypeError, match="time zone"):
         Space(labels)
     with pytest.raises(TypeError, match="time zone"):
@@ -140,7 +140,7 @@ def test_zones_are_refused(labels: list[Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .generic. unit:DeprecationWarning")  # NumPy 2.5
-def test_dates_that_are_missing_or_too_far_are_refused() -> None:
+def test_nat_and_dates_out_of_range_are_refused() -> None:
     for labels in (
         np.array(["2000", "NaT"], "M8[D]"),
         [np.datetime64("NaT")],
@@ -174,7 +174,7 @@ def test_text_selects_periods() -> None:
 
 
 @pytest.mark.parametrize("text", ["1950", "2000-13", "soon", "2000-01-01T05:00", ""])
-def test_text_that_selects_nothing(text: str) -> None:
+def test_text_that_selects_nothing_raises(text: str) -> None:
     with pytest.raises(KeyError, match="'time'"):
         daily().sel(time=text)
 
@@ -192,7 +192,7 @@ def test_neighbours_are_measured_exactly() -> None:
         t.sel(time=3, method="nearest")
 
 
-def test_components() -> None:
+def test_components_of_dates_equal_those_of_the_calendar() -> None:
     space = Space(np.array(["2000-12-31T23:59:58.000001002", "1969-02-28"], "M8[ns]"), "time")
     expected = {
         "year": [2000, 1969],
@@ -219,12 +219,12 @@ def test_components() -> None:
 @pytest.mark.parametrize(
     ("rule", "hint"), [("M", "'ME'"), ("0D", "no period"), ("fortnight", "there are YE"), ("-1D", "no period")]
 )
-def test_periods_that_do_not_exist(rule: str, hint: str) -> None:
+def test_invalid_periods_are_refused(rule: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         daily().resample(time=rule)
 
 
-def test_bins_that_would_not_fit_are_refused() -> None:
+def test_resampling_to_too_many_bins_is_refused() -> None:
     with pytest.raises(ValueError, match="longer period"):
         daily().resample(time="ms")
     with pytest.raises(TypeError, match="no dates"):
@@ -258,7 +258,7 @@ def small() -> Tensor:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_and_vmap(name: str) -> None:
+def test_operations_on_dates_have_gradients_and_vmap(name: str) -> None:
     function, t = FUNCTIONS[name], small()
     assert torch.autograd.gradcheck(lambda data: function(Tensor(data, t.dims)).data.sum(0), t.data.requires_grad_())
     batch = torch.stack([t.data.detach(), t.data.detach() * 2])
@@ -268,7 +268,7 @@ def test_gradients_and_vmap(name: str) -> None:
 
 
 @pytest.mark.compiles_labels
-def test_compiled() -> None:
+def test_operations_on_dates_compile_to_one_graph() -> None:
     def chain(t: Tensor, other: Tensor) -> Tensor:
         t = t.sel(time=slice("2000-01-02", None)).diff("time")
         t = t.rolling(time=2, min_periods=1).mean() - t.shift(time=1, fill=0.0)
@@ -285,22 +285,22 @@ def test_compiled() -> None:
     torch.testing.assert_close(result.data, expected.data)
 
 
-def test_windows_equal_a_loop() -> None:
+def test_rolling_windows_equal_a_loop() -> None:
     t = small()
     t.data[2, 0] = float("nan")
     result = t.rolling(time=3, x=2, min_periods=3).mean()
-    for at in range(6):
+    for row in range(6):
         for column in range(2):
-            window = t.data[max(at - 2, 0) : at + 1, max(column - 1, 0) : column + 1]
-            there = window[~window.isnan()]
-            expected = there.mean() if len(there) >= 3 else torch.tensor(torch.nan, dtype=torch.float64)
-            torch.testing.assert_close(result.data[at, column], expected, equal_nan=True)
+            window = t.data[max(row - 2, 0) : row + 1, max(column - 1, 0) : column + 1]
+            present = window[~window.isnan()]
+            expected = present.mean() if len(present) >= 3 else torch.tensor(torch.nan, dtype=torch.float64)
+            torch.testing.assert_close(result.data[row, column], expected, equal_nan=True)
     assert t[:0].rolling(time=3).mean().shape == (0, 2)
     assert t.half().rolling(time=2).mean().dtype == torch.float16
     assert t.rolling(time=2).construct("lag").names == ("time", "x", "lag")
 
 
-def test_windows_and_shifts_refuse() -> None:
+def test_invalid_windows_shifts_and_reindexing_are_refused() -> None:
     numbers = mo.tensor([1, 2, 3], "time")
     with pytest.raises(TypeError, match="fill=0"):
         numbers.shift(time=1)
@@ -346,7 +346,7 @@ def test_dates_of_older_files_are_read() -> None:
     days = [datetime.date(2000, 1, 2), datetime.date(2000, 1, 1)]
     net = Seasonal(days)
     state = net.state_dict()
-    # As version 0.2 wrote them.
+    # The format of version 0.2.
     state._metadata[""]["labels"]["weight"][0]["labels"] = [["datetime.date", repr(day)] for day in days[::-1]]
     net.load_state_dict(state)
     assert net.weight.data.tolist() == [1.0, 0.0]
@@ -366,7 +366,7 @@ def test_arrays_share_memory_where_autograd_allows() -> None:
             convert(t.attach())
 
 
-def test_tensor_takes_dims() -> None:
+def test_tensor_accepts_spaces_as_axes() -> None:
     dims = mo.zeros(2, x=["a", "b"]).dims
     assert mo.tensor([[1.0, 2.0], [3.0, 4.0]], dims).dims == dims
     assert mo.tensor([1.0, 2.0], dims[1]).dims == dims[1:]
@@ -380,7 +380,7 @@ def test_tensor_takes_dims() -> None:
 @pytest.mark.parametrize(
     "rule", ["YE", "2YS", "QE", "2QE", "3QS", "ME", "2ME", "5MS", "W", "3W", "D", "5D", "7h", "90min"]
 )
-def test_bins_are_those_of_pandas(rule: str) -> None:
+def test_resampled_bins_equal_those_of_pandas(rule: str) -> None:
     pandas = pytest.importorskip("pandas")
     days = np.array([0, 1, 6, 7, 30, 31, 59, 60, 181, 400, 731]).astype("m8[D]")
     for times in (np.datetime64("1999-11-30") + days, np.datetime64("1969-02-01T05:07") + days):
@@ -392,7 +392,7 @@ def test_bins_are_those_of_pandas(rule: str) -> None:
 
 
 def test_durations_of_months_are_never_integers():
-    """NumPy says that they are equal, also where one of them was selected before."""
+    """NumPy calls them equal, so a cached selection of the integer must not be returned for the duration."""
     months, whole = np.timedelta64(1, "M"), mo.tensor(torch.tensor([1.0, 2.0]), t=[1, 2])
     mixed = mo.tensor(torch.tensor([1.0, 2.0]), t=["a", 1])
     for t in (whole, mixed):
@@ -407,7 +407,7 @@ def test_durations_of_months_are_never_integers():
         dated.sel(t=1)
 
 
-def test_text_names_durations() -> None:
+def test_text_selects_durations() -> None:
     t = mo.tensor([0.0, 1.0, 2.0, 3.0], lag=np.arange(4).astype("m8[h]"))
     for text in ("2h", "2 hours", "120min", "7200 s"):
         assert t.sel(lag=text).item() == 2.0
@@ -420,7 +420,7 @@ def test_text_names_durations() -> None:
             t.sel(lag=wrong)
 
 
-def test_a_value_of_dates_as_a_tensor() -> None:
+def test_components_of_dates_are_available_as_tensors() -> None:
     t = daily()
     assert t.coordinate("time.month").tolist() == [1] * 31 + [2] * 29
     assert t.where(t.coordinate("time.dayofweek") >= 5, drop=True).sizes == {"time": 18}

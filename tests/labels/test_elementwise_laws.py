@@ -1,4 +1,4 @@
-"""Labelled = plain: every elementwise function equals torch on data aligned by hand, with the labels of both operands."""
+"""Every elementwise function equals torch on data aligned by hand, with the labels of both operands."""
 
 import inspect
 import operator
@@ -15,12 +15,12 @@ import moduli as mo
 from labels.strategies import (
     DTYPES,
     FLOATS,
+    align_all_by_hand,
+    align_by_hand,
     as_mapping,
     attempt,
-    by_hand,
     check,
     dtypes,
-    hand_aligned,
     labelled,
     numbers,
     operands,
@@ -30,7 +30,7 @@ from labels.strategies import (
 from moduli.labels import _maths
 from moduli.labels._elementwise import COMPARISONS, OPERATORS
 
-# Half precision times complex is torch's experiment, not ours.
+# torch warns that half precision times complex is experimental.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 few = settings(max_examples=7)
@@ -38,14 +38,14 @@ OPERATORS = {
     **{name: getattr(operator, f"__{name}__") for name in OPERATORS},
     **{name: getattr(operator, name) for name in COMPARISONS},
 }
-# The functions of `moduli`, by the arguments they take, and those that only torch has.
+# The functions of `moduli` with their arguments, and those that only torch has.
 MATHS = {
     name: [*inspect.signature(function).parameters]
     for name, function in vars(_maths).items()
     if inspect.isfunction(function) and hasattr(mo, name)
 }
 UNARY = [
-    *(name for name, taken in MATHS.items() if taken == ["t"]),
+    *(name for name, parameters in MATHS.items() if parameters == ["t"]),
     *[
         "absolute",
         "arccos",
@@ -82,7 +82,7 @@ UNARY = [
 ]
 BINARY = [
     "isclose",
-    *(name for name, taken in MATHS.items() if taken == ["a", "b", "join", "fill"]),
+    *(name for name, parameters in MATHS.items() if parameters == ["a", "b", "join", "fill"]),
     *[
         "subtract",
         "multiply",
@@ -149,20 +149,28 @@ UNARY_F = [
 NUMBERS = (2, -1, 2.5, True, 1 + 2j, Fraction(1, 2), np.float32(1.5), np.float64(0.1), np.int64(3), np.bool_(True))
 
 
-def plain(number):
-    """A number as torch sees it."""
+def to_python(number):
+    """Return a number in a type that torch accepts."""
     return (
         float(number) if isinstance(number, Fraction) else number.item() if isinstance(number, np.generic) else number
     )
 
 
-def agree(function, raw_function, tensors, raw, dims):
-    """Both give the same, or both refuse."""
-    expected, refused = attempt(raw_function, *raw)
-    got, error = attempt(function, *tensors)
-    assert (error is None) == (refused is None), (error, refused)
-    if refused is None:
-        check(got, expected, dims)
+def assert_agree(function, raw_function, tensors, raw, dims):
+    """Check that a function of labelled tensors equals one of raw data, or that both raise.
+
+    Args:
+        function: The function of labelled tensors.
+        raw_function: The function of raw data.
+        tensors: The labelled tensors.
+        raw: The raw data.
+        dims: The Spaces of the result.
+    """
+    expected, raw_error = attempt(raw_function, *raw)
+    result, error = attempt(function, *tensors)
+    assert (error is None) == (raw_error is None), (error, raw_error)
+    if raw_error is None:
+        check(result, expected, dims)
 
 
 # -- functions of one tensor -------------------------------------------------------------------------------------------
@@ -173,7 +181,7 @@ RANDOM = {"bernoulli", "dropout", "alpha_dropout"}
 @pytest.mark.parametrize("name", [*UNARY, *(f"F.{name}" for name in UNARY_F)])
 @few
 @given(t=labelled(kinds=("positional", "labelled", "broadcast"), named=False))
-def test_functions_of_one_tensor(name, t):
+def test_torch_functions_of_one_tensor_keep_the_labels(name, t):
     function = getattr(F, name[2:]) if name.startswith("F.") else getattr(torch, name)
     extra = (0.5, 20.0) if name == "F.threshold" else ()
     if name == "bernoulli":
@@ -181,19 +189,19 @@ def test_functions_of_one_tensor(name, t):
             t.data.abs().clamp(0, 1) if not t.data.is_complex() and t.dtype is not torch.bool else t.data, t.dims
         )
     if name == "imag" and not t.data.is_complex():
-        check(torch.imag(t), torch.zeros_like(t.data), t.dims)  # as NumPy; torch refuses real numbers
+        check(torch.imag(t), torch.zeros_like(t.data), t.dims)  # as in NumPy; torch refuses real numbers
         return
     torch.manual_seed(0)
-    expected, refused = attempt(function, t.data, *extra)
+    expected, raw_error = attempt(function, t.data, *extra)
     torch.manual_seed(0)
-    got, error = attempt(function, t, *extra)
-    assert (error is None) == (refused is None), (error, refused)
-    if refused is None:
-        check(got, expected, t.dims)
+    result, error = attempt(function, t, *extra)
+    assert (error is None) == (raw_error is None), (error, raw_error)
+    if raw_error is None:
+        check(result, expected, t.dims)
 
 
 @pytest.mark.parametrize("name", [name for name in UNARY if hasattr(mo, name)])
-def test_functions_and_methods_of_one_tensor(name):
+def test_moduli_functions_and_methods_of_one_tensor_equal_torch(name):
     t = mo.tensor([[0.25, 0.5], [0.75, 1.0]], "y x", x=["a", "b"])
     expected = getattr(torch, name)(t.data) if name != "imag" else torch.zeros(2, 2)
     check(getattr(mo, name)(t), expected, t.dims)
@@ -202,9 +210,9 @@ def test_functions_and_methods_of_one_tensor(name):
 
 
 @given(t=labelled())
-def test_unary_operators(t):
+def test_unary_operators_keep_the_labels(t):
     for function in (operator.neg, operator.pos, operator.abs, operator.invert):
-        agree(function, function, (t,), (t.data,), t.dims)
+        assert_agree(function, function, (t,), (t.data,), t.dims)
 
 
 # -- functions of two and three ----------------------------------------------------------------------------------------
@@ -213,81 +221,81 @@ def test_unary_operators(t):
 @pytest.mark.parametrize("name", BINARY)
 @few
 @given(pair=operands(2))
-def test_functions_of_two_tensors(name, pair):
-    raw, dims = hand_aligned(*pair)
+def test_torch_functions_of_two_tensors_pair_by_label(name, pair):
+    raw, dims = align_all_by_hand(*pair)
     function = getattr(torch, name)
-    if name == "isclose" and pair[0].dtype != pair[1].dtype:  # which torch refuses, and we promote
+    if name == "isclose" and pair[0].dtype != pair[1].dtype:  # torch refuses mixed dtypes, moduli promotes them
         dtype = torch.promote_types(pair[0].dtype, pair[1].dtype)
         raw = [each.to(dtype) for each in raw]
-    agree(function, function, pair, raw, dims)
+    assert_agree(function, function, pair, raw, dims)
 
 
 @pytest.mark.parametrize("name", [name for name in BINARY if hasattr(mo, name)])
 @few
 @given(pair=operands(2))
-def test_mo_functions_and_methods_of_two_tensors(name, pair):
-    raw, dims = hand_aligned(*pair)
+def test_moduli_functions_and_methods_of_two_tensors_pair_by_label(name, pair):
+    raw, dims = align_all_by_hand(*pair)
     if name == "isclose":
         dtype = torch.promote_types(pair[0].dtype, pair[1].dtype)
         raw = [each.to(dtype) for each in raw]
-    agree(getattr(mo, name), getattr(torch, name), pair, raw, dims)
-    agree(getattr(mo.Tensor, name), getattr(torch, name), pair, raw, dims)
+    assert_agree(getattr(mo, name), getattr(torch, name), pair, raw, dims)
+    assert_agree(getattr(mo.Tensor, name), getattr(torch, name), pair, raw, dims)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(max_examples=12)
 @given(pair=operands(2))
-def test_operators(name, pair):
-    raw, dims = hand_aligned(*pair)
-    agree(OPERATORS[name], OPERATORS[name], pair, raw, dims)
+def test_binary_operators_pair_by_label(name, pair):
+    raw, dims = align_all_by_hand(*pair)
+    assert_agree(OPERATORS[name], OPERATORS[name], pair, raw, dims)
 
 
 @pytest.mark.parametrize("name", TERNARY)
 @few
 @given(data=st.data())
-def test_functions_of_three_tensors(name, data):
+def test_functions_of_three_tensors_pair_by_label(name, data):
     tensors = data.draw(operands(3, dtypes=st.sampled_from(FLOATS), same_dtype=True))
     function = getattr(torch, name)
     if name == "where":
         tensors = (tensors[0] > 0, *tensors[1:])
-    raw, dims = hand_aligned(*tensors)
+    raw, dims = align_all_by_hand(*tensors)
     if name in ("clamp", "clip"):
-        agree(function, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
-        agree(mo.clamp, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
+        assert_agree(function, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
+        assert_agree(mo.clamp, lambda t, low, high: torch.minimum(torch.maximum(t, low), high), tensors, raw, dims)
         return
-    agree(function, function, tensors, raw, dims)
+    assert_agree(function, function, tensors, raw, dims)
     if hasattr(mo, name):
-        agree(getattr(mo, name), function, tensors, raw, dims)
+        assert_agree(getattr(mo, name), function, tensors, raw, dims)
 
 
 @given(pair=operands(2, dtypes=st.sampled_from(FLOATS)))
-def test_options_are_passed_on(pair):
-    raw, dims = hand_aligned(*pair)
+def test_options_of_torch_functions_are_passed_on(pair):
+    raw, dims = align_all_by_hand(*pair)
     check(torch.add(*pair, alpha=3), torch.add(*raw, alpha=3), dims)
     check(torch.sub(input=pair[0], other=pair[1], alpha=3), torch.sub(*raw, alpha=3), dims)
     check(torch.div(*pair, rounding_mode="floor"), torch.div(*raw, rounding_mode="floor"), dims)
 
 
-# -- order never matters -----------------------------------------------------------------------------------------------
+# -- independence of order -----------------------------------------------------------------------------------------------
 
 
 @given(data=st.data())
-def test_reordering_an_operand_never_changes_the_answer(data):
+def test_reordering_an_operand_does_not_change_the_result(data):
     first, second = data.draw(operands(2, dtypes=st.just(torch.float64)))
     again = data.draw(reordered(first)), data.draw(reordered(second))
-    # Positional axes pair by position whatever the labels are, so only labelled axes say the same in any order.
+    # Positional axes pair by position, so only labelled axes can be reordered.
     mixed = {
         name
         for name in set(first.names) & set(second.names)
         if first.dims[first.names.index(name)].labelled != second.dims[second.names.index(name)].labelled
     }
-    firm = all(not (t.dims[t.names.index(n)].positional) for n in mixed for t in (first, second))
-    if firm:
+    all_labelled = all(not (t.dims[t.names.index(n)].positional) for n in mixed for t in (first, second))
+    if all_labelled:
         for function in (operator.sub, torch.maximum, operator.lt):
             assert as_mapping(function(*again)) == as_mapping(function(first, second))
-    whole = first - second
-    assert set(whole.names) == set(first.names) | set(second.names)
-    assert as_mapping(second - first) == {key: -value for key, value in as_mapping(whole).items()}
+    difference = first - second
+    assert set(difference.names) == set(first.names) | set(second.names)
+    assert as_mapping(second - first) == {key: -value for key, value in as_mapping(difference).items()}
 
 
 # -- numbers, plain tensors, arrays ------------------------------------------------------------------------------------
@@ -297,10 +305,10 @@ def test_reordering_an_operand_never_changes_the_answer(data):
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(max_examples=2)
 @given(t=labelled(ranks=st.integers(0, 2), named=False))
-def test_numbers_on_either_side(name, number, t):
+def test_operators_accept_numbers_on_either_side(name, number, t):
     function = OPERATORS[name]
-    agree(lambda x: function(x, number), lambda x: function(x, plain(number)), (t,), (t.data,), t.dims)
-    agree(lambda x: function(number, x), lambda x: function(plain(number), x), (t,), (t.data,), t.dims)
+    assert_agree(lambda x: function(x, number), lambda x: function(x, to_python(number)), (t,), (t.data,), t.dims)
+    assert_agree(lambda x: function(number, x), lambda x: function(to_python(number), x), (t,), (t.data,), t.dims)
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "maximum", "minimum", "atan2", "hypot"])
@@ -308,7 +316,7 @@ def test_numbers_on_either_side(name, number, t):
 def test_numbers_keep_their_precision_in_named_functions(name, number):
     for dtype in (torch.float64, torch.float32, torch.int64):
         t = mo.tensor(numbers((3,), dtype, 5, 1, 4), x=["a", "b", "c"])
-        value = plain(number)
+        value = to_python(number)
         beside = torch.tensor(value, dtype=torch.result_type(t.data, value))
         if name in ("atan2", "hypot") and dtype is torch.int64 and isinstance(number, int):
             continue  # torch has no such function of integers
@@ -337,9 +345,9 @@ def test_plain_tensors_and_arrays_pair_by_position(kind, t, seed, cut):
 def test_tensors_without_axes_count_as_numbers(t, value):
     number = torch.tensor(value)
     for function in (operator.add, operator.sub, operator.mul):
-        agree(lambda x: function(x, number), lambda x: function(x, number), (t,), (t.data,), t.dims)
-        agree(lambda x: function(number, x), lambda x: function(number, x), (t,), (t.data,), t.dims)
-        agree(lambda x: function(x, mo.tensor(number)), lambda x: function(x, number), (t,), (t.data,), t.dims)
+        assert_agree(lambda x: function(x, number), lambda x: function(x, number), (t,), (t.data,), t.dims)
+        assert_agree(lambda x: function(number, x), lambda x: function(number, x), (t,), (t.data,), t.dims)
+        assert_agree(lambda x: function(x, mo.tensor(number)), lambda x: function(x, number), (t,), (t.data,), t.dims)
 
 
 @pytest.mark.parametrize("left", DTYPES, ids=str)
@@ -350,7 +358,7 @@ def test_dtypes_are_promoted_as_torch_does(left, right):
     aligned = b.data[torch.tensor([1, 2, 0])]
     check(a * b, a.data * aligned, a.dims)
     check(a + b, a.data + aligned, a.dims)
-    agree(lambda x, y: x + y.sum(), lambda x, y: x + y.sum(), (a, b), (a.data, b.data), a.dims)
+    assert_agree(lambda x, y: x + y.sum(), lambda x, y: x + y.sum(), (a, b), (a.data, b.data), a.dims)
 
 
 @given(pair=operands(2, dtypes=dtypes))
@@ -372,7 +380,7 @@ def test_equal_and_allclose_are_symmetric(pair):
 def test_where_with_numbers_and_mixed_operands(data):
     t = data.draw(labelled(dtypes=st.sampled_from(FLOATS)))
     other = data.draw(reordered(t))
-    aligned = by_hand(other, t.names, dict(zip(t.names, t.dims, strict=True)))
+    aligned = align_by_hand(other, t.names, dict(zip(t.names, t.dims, strict=True)))
     check(mo.where(t > 0, t, 0.5), torch.where(t.data > 0, t.data, 0.5), t.dims)
     check(torch.where(other > 0, 1.0, t).align_to(t.dims), torch.where(aligned > 0, 1.0, t.data), t.dims)
     check(t.clamp(-1, 1), t.data.clamp(-1, 1), t.dims)

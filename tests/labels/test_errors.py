@@ -1,4 +1,4 @@
-"""Errors: each names the axis, both spaces and what differs, and says what to do."""
+"""Errors: each names the axis, both spaces, their difference, and the remedy."""
 
 import re
 
@@ -137,11 +137,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case):
+def test_invalid_operations_raise_with_the_expected_message(case):
     act, error, message = REFUSED[case]
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
         act()
-    # What was refused once is refused again: nothing of the failure is remembered.
+    # The second call raises too, so no failed plan is cached.
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
         act()
 
@@ -160,13 +160,13 @@ def test_refusals(case):
         (lambda: torch.gather(T, 0, T), "torch.gather"),
     ],
 )
-def test_functions_without_a_rule(function, name):
+def test_functions_without_a_rule_raise(function, name):
     with pytest.raises(TypeError, match=rf"{name}.* has no rule for labelled tensors.*t\.data"):
         function()
 
 
-def test_no_function_drops_labels():
-    """Whatever torch lets us override either has a rule or refuses: none returns a plain tensor by default."""
+def test_no_function_of_torch_drops_labels():
+    """Every overridable function of torch has a rule or raises; none returns a plain tensor by default."""
     from torch.overrides import get_overridable_functions
 
     plain = [
@@ -208,12 +208,12 @@ def test_a_failed_assignment_changes_nothing(key, value):
 
 def test_unfit_tensors_refuse_label_operations():
     unfit = torch.utils._pytree.tree_map(lambda leaf: leaf[0], T)
-    refused = (
+    operations = (
         lambda: unfit + T, lambda: T + unfit, lambda: unfit + unfit, lambda: unfit.sum("row"), lambda: unfit.dims,
         lambda: unfit.names, lambda: unfit[0], lambda: unfit.rename("x"), lambda: unfit @ T, lambda: mo.cat([unfit, unfit]),
         lambda: unfit.permute(0), lambda: mo.einsum("i->i", unfit), lambda: unfit.sel(row="a"), lambda: unfit.sort(),
     )  # fmt: skip
-    for act in refused:
+    for act in operations:
         with pytest.raises(ValueError, match=r"no longer fits its axes.*'row', 'col'"):
             act()
     assert "no longer fits" in repr(unfit)
@@ -233,12 +233,12 @@ def test_unfit_tensors_refuse_label_operations():
         lambda a, b: mo.stack([a, b], "k"),
     ],
 )
-def test_a_size_that_differs_names_the_axis(combine):
+def test_errors_of_different_sizes_name_the_axis(combine):
     with pytest.raises(ValueError, match=r"'j'.* 8 .*and 7"):
         combine(mo.tensor(torch.ones(2, 8), "i j"), mo.tensor(torch.ones(2, 7), "i j"))
 
 
-def test_a_size_that_differs_gives_the_position_of_an_axis_without_a_name():
+def test_errors_of_different_sizes_give_the_position_of_an_unnamed_axis():
     with pytest.raises(ValueError, match=r"8 \(axis 1\) and 7 \(axis 0\)"):
         mo.ones(2, 8) + mo.ones(7)
     with pytest.raises(ValueError, match=r"'j': 8 and 7"):

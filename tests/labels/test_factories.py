@@ -1,4 +1,4 @@
-"""Laws of the factories: axes as asked, values and options as torch's."""
+"""Factories: axes as requested, and the values and options of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RGB = ["r", "g", "b"]
 # -- tensor ------------------------------------------------------------------------------------------------------------
 
 
-def test_names_labels_and_both() -> None:
+def test_axes_are_given_by_names_labels_or_both() -> None:
     x = torch.zeros(2, 3)
     assert tensor(x, "batch channel").dims == (Space(2, "batch"), Space(3, "channel"))
     assert tensor(x, ("batch", None)).dims == (Space(2, "batch"), Space(3))
@@ -32,7 +32,7 @@ def test_names_labels_and_both() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=3), st.randoms(use_true_random=False))
-def test_sizes_must_fit(shape: list[int], random: object) -> None:
+def test_sizes_must_equal_those_of_the_data(shape: list[int], random: object) -> None:
     names = ["i", "j", "k"][: len(shape)]
     x = torch.zeros(shape)
     spaces = {name: [f"{name}{at}" for at in range(size)] for name, size in zip(names, shape, strict=True)}
@@ -42,7 +42,7 @@ def test_sizes_must_fit(shape: list[int], random: object) -> None:
             tensor(x, **{**spaces, name: size + 1})
 
 
-def test_data_of_all_kinds() -> None:
+def test_data_may_be_tensors_arrays_or_numbers() -> None:
     x = torch.zeros(3)
     assert tensor(x, "x").data is x
     assert tensor(x, "x", dtype=torch.float32, device="cpu").data is x
@@ -58,7 +58,7 @@ def test_data_of_all_kinds() -> None:
         tensor(tensor([1.0]))
 
 
-def test_requires_grad_never_cuts_a_graph() -> None:
+def test_requires_grad_raises_instead_of_detaching() -> None:
     x = torch.ones(2)
     leaf = tensor(x, "x", requires_grad=True)
     assert leaf.requires_grad
@@ -73,7 +73,7 @@ def test_requires_grad_never_cuts_a_graph() -> None:
     assert tensor([1.0], requires_grad=True).requires_grad
 
 
-def test_what_equals_a_size_is_no_size() -> None:
+def test_booleans_and_floats_are_not_accepted_as_sizes() -> None:
     x = torch.zeros(1)
     assert tensor(x, x=1).dims == (Space(1, "x"),)
     assert like.eye(1).dims == (Space(1), Space(1))
@@ -84,7 +84,7 @@ def test_what_equals_a_size_is_no_size() -> None:
             like.eye(wrong)  # type: ignore[arg-type]
 
 
-def test_labels_of_all_kinds() -> None:
+def test_labels_may_be_any_sequence() -> None:
     x = torch.zeros(2)
     for labels in (np.array([5, 7]), (5, 7), {5: 0, 7: 1}, iter([5, 7]), torch.tensor([5, 7])):
         assert tensor(x, x=labels).dims == (Space([5, 7], "x"),)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_labels_of_all_kinds() -> None:
         tensor(x, x=[["a"], ["b"]])  # type: ignore[list-item]
 
 
-def test_wrong_axes_are_refused() -> None:
+def test_invalid_axes_are_refused() -> None:
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"2 axes, but 1 are named: \['batch'\]"):
         tensor(x, "batch")
@@ -126,7 +126,7 @@ FILLED = {
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_filled(name: str) -> None:
+def test_filled_tensors_have_the_requested_axes_and_values(name: str) -> None:
     ours, theirs = FILLED[name]
     channel = Space(RGB, "channel")
     assert ours(2, 3).dims == (Space(2), Space(3))
@@ -143,9 +143,9 @@ def test_filled(name: str) -> None:
     assert ours(2, device=torch.device("cpu")).dtype == torch.get_default_dtype()
     if name != "empty":
         torch.manual_seed(0)
-        mine = ours(2, channel=RGB)
+        result = ours(2, channel=RGB)
         torch.manual_seed(0)
-        torch.testing.assert_close(mine.data, theirs(2, 3))
+        torch.testing.assert_close(result.data, theirs(2, 3))
     for wrong in (True, "rgb", 1.5, None):
         with pytest.raises(TypeError):
             ours(2, wrong)
@@ -155,7 +155,7 @@ def test_filled(name: str) -> None:
         ours(channel, channel=RGB)
 
 
-def test_one_list_is_dims_or_labels() -> None:
+def test_a_single_list_is_read_as_dims_or_labels() -> None:
     assert make.zeros([2, 3]).shape == (2, 3)
     assert make.zeros(torch.Size([2, 3])).shape == (2, 3)
     assert make.zeros(["a", "b"]).dims == (Space(["a", "b"]),)
@@ -175,7 +175,7 @@ def test_one_list_is_dims_or_labels() -> None:
 
 
 @pytest.mark.parametrize("draw", [make.rand, make.randn])
-def test_a_generator_decides(draw: object) -> None:
+def test_equal_generators_draw_equal_values(draw: object) -> None:
     first, second = (draw(3, generator=torch.Generator().manual_seed(5)).data for _ in range(2))  # type: ignore[operator]
     torch.testing.assert_close(first, second)
 
@@ -190,7 +190,7 @@ def test_eye_is_one_at_equal_labels(rows: list[str], columns: list[str]) -> None
     assert t.data.tolist() == [[int(r == c) for c in columns] for r in rows]
 
 
-def test_eye_by_position() -> None:
+def test_eye_pairs_positional_axes_by_position() -> None:
     assert like.eye(3).data.equal(torch.eye(3))
     assert like.eye(2, 3).data.equal(torch.eye(2, 3))
     assert like.eye(["a", "b"], 2, requires_grad=True).requires_grad
@@ -205,7 +205,7 @@ def test_eye_by_position() -> None:
         like.eye(True)
 
 
-def test_arange() -> None:
+def test_arange_has_a_named_axis_and_the_values_of_torch() -> None:
     assert like.arange(3, name="t").dims == (Space(3, "t"),)
     assert like.arange(1, 7, 2).data.tolist() == [1, 3, 5]
     assert like.arange(0.0, 1.0, 0.5, dtype=torch.float64).dtype == torch.float64
@@ -226,23 +226,23 @@ LIKE = {
 
 
 @pytest.mark.parametrize("name", LIKE)
-def test_like(name: str) -> None:
+def test_like_functions_copy_axes_and_dtype(name: str) -> None:
     ours, theirs, args = LIKE[name]
     t = tensor(torch.zeros(2, 3, dtype=torch.float64), "batch channel", channel=RGB)
-    for made in (ours(t, *args), theirs(t, *args)):
-        assert made.dims == t.dims
-        assert made.dtype == torch.float64
+    for result in (ours(t, *args), theirs(t, *args)):
+        assert result.dims == t.dims
+        assert result.dtype == torch.float64
     assert ours(t, *args, dtype=torch.float32, requires_grad=True).dtype == torch.float32
     assert theirs(t, *args, device="cpu").dims == t.dims
     assert ours(torch.zeros(2), *args).dims == (Space(2),)
     if name != "empty_like":
         torch.manual_seed(1)
-        mine = ours(t, *args)
+        drawn = ours(t, *args)
         torch.manual_seed(1)
-        torch.testing.assert_close(mine.data, theirs(t.data, *args))
+        torch.testing.assert_close(drawn.data, theirs(t.data, *args))
 
 
-def test_random_like_takes_a_generator() -> None:
+def test_random_like_functions_accept_a_generator() -> None:
     t = make.zeros(channel=RGB, dtype=torch.float64)
     for draw in (like.rand_like, like.randn_like):
         one, two = (draw(t, generator=torch.Generator().manual_seed(3)) for _ in range(2))
@@ -270,18 +270,18 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.compiles_labels
-def test_compiles_to_one_graph(name: str) -> None:
+def test_factories_compile_to_one_graph(name: str) -> None:
     function = COMPILED[name]
     x = torch.ones(2, 3)
-    made, expected = torch.compile(function, fullgraph=True, backend="eager")(x), function(x)
-    assert isinstance(made, Tensor)
-    assert made._axes is expected._axes
+    result, expected = torch.compile(function, fullgraph=True, backend="eager")(x), function(x)
+    assert isinstance(result, Tensor)
+    assert result._axes is expected._axes
     if name != "rand":
-        torch.testing.assert_close(made.data, expected.data)
+        torch.testing.assert_close(result.data, expected.data)
 
 
 @pytest.mark.compiles_labels
-def test_a_new_size_does_not_compile_anew() -> None:
+def test_a_new_size_does_not_recompile() -> None:
     traced = []
 
     def backend(graph: torch.fx.GraphModule, inputs: object) -> object:

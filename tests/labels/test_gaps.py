@@ -1,4 +1,4 @@
-"""Gaps and groups: plain forms, finite gradients, one graph, vmap, half precision, and refusals."""
+"""Missing values and groups: comparison with loops, finite gradients, one graph, vmap, half precision, and errors."""
 
 import math
 import pickle
@@ -47,8 +47,8 @@ FORMS |= {
 }
 
 
-def listing(skipna):
-    """Each set of entries by itself: what a loop over groups would see."""
+def iterate_groups(skipna):
+    """Iterate over the entries of each group in each row."""
     for row in range(2):
         for name in dict.fromkeys(GROUPS):
             part = DATA[row, [at for at, group in enumerate(GROUPS) if group == name]]
@@ -56,7 +56,7 @@ def listing(skipna):
 
 
 @pytest.mark.parametrize("skipna", [True, False])
-def test_groups_are_a_loop_over_their_entries(skipna):
+def test_reductions_of_groups_equal_a_loop(skipna):
     groups = T.groupby(site=GROUPS)
     plain = {
         "sum": torch.sum, "mean": torch.mean, "var": lambda p: torch.var(p, correction=0) if len(p) else p.sum() * NAN,
@@ -65,22 +65,24 @@ def test_groups_are_a_loop_over_their_entries(skipna):
         "first": lambda p: p[0] if len(p) else NAN, "last": lambda p: p[-1] if len(p) else NAN,
     }  # fmt: skip
     for name, function in plain.items():
-        expected = torch.tensor([float(function(part)) for part in listing(skipna)], dtype=torch.float64).reshape(2, 3)
-        got = BY_GROUP[name](groups, skipna=skipna)
-        assert got.dims == (T.dims[0], mo.Space(["n", "s", "t"], "site")), name
-        torch.testing.assert_close(got.data, expected, equal_nan=True, msg=name)
+        expected = torch.tensor(
+            [float(function(part)) for part in iterate_groups(skipna)], dtype=torch.float64
+        ).reshape(2, 3)
+        result = BY_GROUP[name](groups, skipna=skipna)
+        assert result.dims == (T.dims[0], mo.Space(["n", "s", "t"], "site")), name
+        torch.testing.assert_close(result.data, expected, equal_nan=True, msg=name)
     assert groups.count().tolist() == [[2, 0, 1], [1, 2, 0]]
     assert groups.sizes == {"n": 2, "s": 2, "t": 1}
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_gradients_are_finite_and_zero_where_nothing_is(name):
+def test_gradients_are_finite_and_zero_at_missing_values(name):
     leaf = DATA.clone().requires_grad_()
     result = FORMS[name](mo.Tensor(leaf, T.dims))
     result.data[~result.data.isnan()].sum().backward()
     assert leaf.grad.isfinite().all()
     assert (leaf.grad[DATA.isnan()] == 0).all()
-    # Finite differences, away from ties: moving an entry moves what counts it by that much.
+    # Compare with central differences; no two entries are equal.
     step = 1e-6
     for at in (~DATA.isnan()).nonzero().tolist():
         moved = [DATA.clone(), DATA.clone()]
@@ -91,7 +93,7 @@ def test_gradients_are_finite_and_zero_where_nothing_is(name):
 
 
 @pytest.mark.compiles_labels
-def test_one_graph_and_one_map():
+def test_operations_on_gaps_compile_and_vmap():
     def run(t):
         return [form(t) for form in FORMS.values()]
 
@@ -105,14 +107,14 @@ def test_one_graph_and_one_map():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_adds_in_single(dtype):
+def test_half_precision_is_summed_in_single_precision(dtype):
     many = mo.ones(x=4096, dtype=dtype)
     assert many.groupby("x", [0] * 4096).sum().item() == many.sum(skipna=True).item() == 4096
     assert many.groupby("x", [0] * 4096).mean().dtype is many.mean(skipna=True).dtype is dtype
     assert many.quantile(0.5).dtype is many.groupby("x", [0] * 4096).quantile(0.5).dtype is dtype
 
 
-def test_integers_and_complex_numbers():
+def test_groups_of_integers_and_complex_numbers():
     t = mo.tensor([3, 1, 2], "x")
     groups = t.groupby("x", ["a", "a", "b"])
     assert groups.sum().tolist() == [4, 2]
@@ -121,7 +123,7 @@ def test_integers_and_complex_numbers():
     assert t.isnull().tolist() == [False] * 3
     assert mo.tensor([1, 100], "x").to(torch.int8).groupby("x", [0, 0]).sum().item() == 101
     empty = t.groupby("x", bins=[0, 2, 5, 9])
-    assert empty.sum().tolist() == [3, 0, 0]  # positions 1 and 2 are inside
+    assert empty.sum().tolist() == [3, 0, 0]  # positions 1 and 2 are in the first bin
     with pytest.raises(ValueError, match=r"groups \[\(2, 5\), \(5, 9\)\] have no entries"):
         empty.min()
     z = mo.tensor([1 + 1j, complex(NAN, 0), 3 - 1j], "x")
@@ -131,7 +133,7 @@ def test_integers_and_complex_numbers():
         z.quantile(0.5)
 
 
-def test_groups_in_every_spelling():
+def test_groups_may_be_mappings_functions_arrays_or_labelled_tensors():
     t = mo.tensor([1.0, 2.0, 4.0, 8.0], x=["a1", "b1", "a2", "c9"])
     expected = t.groupby(x=["a", "b", "a", "c"]).sum()
     for rule in (
@@ -157,7 +159,7 @@ def test_groups_in_every_spelling():
     ]
 
 
-def test_groups_are_refused_with_a_sentence():
+def test_invalid_groups_are_refused_with_an_explanation():
     t = mo.tensor([1.0, 2.0], x=["a", "b"])
     for wrong, error, match in (
         (
@@ -187,7 +189,7 @@ def test_groups_are_refused_with_a_sentence():
             wrong()
 
 
-def test_map_loops_and_puts_entries_back():
+def test_map_applies_a_function_to_each_group_and_restores_the_order():
     t = mo.tensor(torch.arange(10.0).reshape(2, 5), row=["a", "b"], site=[1, 2, 4, 8, 16])
     groups = t.groupby(site=GROUPS)
     assert mo.equal(groups.map(lambda part: part - part.mean("site")), groups - groups.mean())
@@ -218,11 +220,11 @@ def test_coordinates_follow_their_axes():
     assert t.sel(lat=[30, 20]).groupby("region").sizes == {"p": 1, "q": 1}
     assert t[:, torch.tensor([True, False, True])].groupby("region").sizes == {"p": 2}
     assert t[:, 1:].groupby(lat="region").sum().names == ("time", "region", "n")
-    # Along a positional axis too, whose entries are picked by masks and slices; NaN is no group.
+    # Coordinates of positional axes follow masks and slices; NaN is in no group.
     assert t[..., ::3].groupby("depth").sizes == {1.0: 1}
     assert t[..., torch.tensor([False, True, True, False])].groupby("depth").sizes == {2.0: 1, 3.0: 1}
     assert t.relabel(lat=[1, 2, 3]).groupby("region").sizes == {"p": 2, "q": 1}
-    # What no longer holds is gone: other orders of lines, operands that disagree.
+    # Coordinates that are no longer valid are dropped: after sorting, and where operands differ.
     other = mo.from_xarray(array.assign_coords(region=("lat", ["q", "q", "q"])))
     for changed in (t.sort("lat").values, t + other, t.sum("lat"), t.groupby("region").sum()):
         with pytest.raises(KeyError, match="no axis or coordinate"):
@@ -233,7 +235,7 @@ def test_coordinates_follow_their_axes():
     assert t.mean("time").to_xarray().identical(array.mean("time", keep_attrs=False))
 
 
-def test_fits_say_how_to_leave_gaps_out():
+def test_minimize_explains_how_to_mask_missing_residuals():
     x = mo.tensor([0.0, 1.0, 2.0, 3.0], site=list("abcd"), dtype=torch.float64)
     y = mo.tensor([1.0, NAN, 5.0, 7.0], site=list("abcd"), dtype=torch.float64)
 
@@ -250,7 +252,7 @@ def test_fits_say_how_to_leave_gaps_out():
     assert float(short.x["start"]) == pytest.approx(float(fit.x["start"]))
 
 
-def test_groups_that_have_labels_of_their_own_are_paired_by_them():
+def test_groups_with_labels_are_paired_by_label():
     pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
     t = mo.tensor([1.0, 2.0, 4.0], site=["a", "b", "c"])
     series = pd.Series(["y", "x", "x"], index=["c", "b", "a"])
@@ -266,7 +268,7 @@ def test_groups_that_have_labels_of_their_own_are_paired_by_them():
     }
 
 
-def test_keys_that_are_not_one_coordinate_along_one_axis_are_refused_with_a_way_out():
+def test_keys_that_are_not_one_coordinate_of_one_axis_are_refused_with_a_remedy():
     t = mo.zeros(x=["a", "b"], y=["c", "d"]).assign_coords(cell=(("x", "y"), [[0, 1], [1, 0]]))
     with pytest.raises(TypeError, match="takes one key"):
         t.groupby(["x", "y"])
@@ -279,7 +281,7 @@ def test_keys_that_are_not_one_coordinate_along_one_axis_are_refused_with_a_way_
         t.to(torch.complex64).groupby(x=[1, 2]).max()
 
 
-def test_coordinates_are_masks_and_weights():
+def test_coordinates_are_used_as_masks_and_weights():
     t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], lat=[-30.0, 60.0], lon=None).assign_coords(
         area=(("lon", "lat"), np.array([[1, 2], [3, 4]])), name=("lat", ["s", "n"])
     )
@@ -293,7 +295,7 @@ def test_coordinates_are_masks_and_weights():
         t.coordinate("name")
 
 
-def test_components_of_coordinates_and_axes_without_entries():
+def test_components_of_date_coordinates_are_groups():
     days = np.arange("2000-01-30", "2000-02-03", dtype="M8[D]")
     t = mo.tensor([1.0, 2.0, 3.0, 4.0], time=days).assign_coords(valid=("time", days + np.timedelta64(30, "D")))
     assert t.groupby("valid.month").sum().tolist() == [1.0, 9.0]
@@ -306,7 +308,7 @@ def test_components_of_coordinates_and_axes_without_entries():
     assert nothing.groupby("time.month").mean().shape == nothing.resample(time="ME").mean().shape == (0,)
 
 
-def test_an_array_of_xarray_is_not_combined_with_a_tensor():
+def test_combining_an_array_of_xarray_with_a_tensor_raises():
     array = pytest.importorskip("xarray").DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "b"]})
     t = mo.from_xarray(array)
     for combine in (lambda: array + t, lambda: t + array, lambda: array * t):

@@ -1,4 +1,4 @@
-"""Gaps and groups against xarray: chains of random operations, each compared in axes, labels and values."""
+"""Missing values and groups compared with xarray: chains of random operations, compared in axes, labels and values."""
 
 import itertools
 import warnings
@@ -17,7 +17,7 @@ MONTHS = np.arange("1999-06", "2001-06", dtype="datetime64[M]").astype("datetime
 
 
 class Pair:
-    """A tensor and an array that are the same, and the random numbers to choose what to do with them."""
+    """An equal tensor and xarray array, and the random generator that chooses operations."""
 
     def __init__(self, rng, array):
         self.rng, self.array, self.tensor = rng, array, mo.from_xarray(array)
@@ -47,7 +47,7 @@ def draw_array(rng):
     return xr.DataArray(values, dims=[str(dim) for dim in dims], coords=coords)
 
 
-# -- operations: each changes both of a pair ------------------------------------------------------------------------------
+# -- operations: each returns the results of both libraries ------------------------------------------------------------
 
 
 def reduce_axes(pair):
@@ -127,19 +127,19 @@ def join_shifted(pair):
 
 
 def find_groups(pair):
-    """The same groups in both, and whether all entries are in one."""
-    ways = []
+    """Return equal groups in both libraries and their name, or None."""
+    choices = []
     if "region" in pair.array.coords and pair.array.coords["region"].ndim == 1:
-        ways.append(lambda: (pair.tensor.groupby("region"), pair.array.groupby("region"), "region"))
+        choices.append(lambda: (pair.tensor.groupby("region"), pair.array.groupby("region"), "region"))
     if "time" in pair.array.dims and pair.array.sizes["time"]:
         for part in ("month", "season", "year"):
-            ways.append(lambda p=part: (pair.tensor.groupby(f"time.{p}"), pair.array.groupby(f"time.{p}"), p))
+            choices.append(lambda p=part: (pair.tensor.groupby(f"time.{p}"), pair.array.groupby(f"time.{p}"), p))
     edges = [-90.0, -30.0, 15.0, 45.0]
     if "lat" in pair.array.dims and (pair.array.lat <= edges[-1]).any():
-        ways.append(
+        choices.append(
             lambda: (pair.tensor.groupby("lat", bins=edges), pair.array.groupby_bins("lat", edges), "lat_bins"),
         )
-    return pair.pick(ways)() if ways and all(pair.array.shape) else None
+    return pair.pick(choices)() if choices and all(pair.array.shape) else None
 
 
 def reduce_groups(pair):
@@ -152,16 +152,16 @@ def reduce_groups(pair):
     more = {"correction": 0} if how in ("var", "std") else {}
     arguments = (0.4,) if how == "quantile" else ()
     if 0 in ours.sizes.values() or not len(ours):
-        return None  # xarray gives NaN for the sum of nothing too
+        return None  # xarray returns NaN for an empty sum
     if how == "quantile" and "quantile" in pair.array.dims:
-        return None  # which xarray refuses
+        return None  # xarray refuses it
     result = getattr(theirs, how)(*arguments, **options)
     if name == "lat_bins":
         result = result.assign_coords(lat_bins=np.arange(result.sizes["lat_bins"])).rename(lat_bins="lat")
-    got = getattr(ours, how)(*arguments, **options, **more)
+    grouped = getattr(ours, how)(*arguments, **options, **more)
     if name == "lat_bins":
-        got = got.relabel(lat=range(len(ours)))
-    return got, result.drop_vars("quantile") if how == "quantile" else result
+        grouped = grouped.relabel(lat=range(len(ours)))
+    return grouped, result.drop_vars("quantile") if how == "quantile" else result
 
 
 def subtract_groups(pair):
@@ -198,11 +198,11 @@ def compare(ours, theirs):
         assert region.variable.identical(theirs.coords["region"].variable)
 
 
-def test_random_operations_are_those_of_xarray(request):
+def test_random_operations_equal_those_of_xarray(request):
     wanted = 2500 if request.config.getoption("--all") else OPERATIONS
     done = 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy's, of means of nothing
+        warnings.simplefilter("ignore")  # NumPy warns of empty means
         for seed in itertools.count():
             rng = np.random.default_rng(seed)
             pair = Pair(rng, draw_array(rng))

@@ -1,7 +1,7 @@
-"""Indexing: torch's numbers for every kind of key, and labels that follow exactly.
+"""Indexing: the values of torch for every kind of key, and the labels of the selected entries.
 
-Labels are checked with a trick: a tensor that holds, for one axis, the position of every entry along it, is indexed with the
-same key. What it then holds says where each entry came from, whatever the rules for the order of the axes are.
+To check labels, a tensor that holds the position of every entry along one axis is indexed with the same key: its values are
+the original positions of the selected entries.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def positions(draw, size, count=None):
 
 @st.composite
 def single_keys(draw, size):
-    """One part of a key that selects along one axis, as we take it and as torch does."""
+    """Draw one part of a key for one axis, in the form of moduli and in that of torch."""
     kind = draw(st.sampled_from(["int", "np.int", "0-d", "slice", "backwards", "all"]))
     if kind in ("int", "np.int", "0-d"):
         at = draw(st.integers(-size, size - 1))
@@ -40,7 +40,13 @@ def single_keys(draw, size):
 
 @st.composite
 def keys(draw, t, index_tensors=True):
-    """A whole key: ours, and for every axis of t what it does, with new axes in between."""
+    """Draw a whole key of moduli, and for torch a list of (kind, value) for each axis and new axis.
+
+    Args:
+        draw: Given by hypothesis.
+        t: The tensor to index.
+        index_tensors: Whether lists, index tensors and masks may occur.
+    """
     ours, theirs, axis = [], [], 0
     length = draw(st.integers(1, 3))
     while axis < t.ndim:
@@ -82,7 +88,7 @@ def keys(draw, t, index_tensors=True):
 
 
 def raw_index(data, theirs):
-    """Torch's own indexing; a backward slice, which it lacks, is a gather along its axis first."""
+    """Index with torch; backward slices, which it lacks, become an index_select."""
     axis, key = 0, []
     consumed = sum(
         part[1].ndim if part[0] == "mask" else 0 if part[0] == "new" or part[1] is ... else 1 for part in theirs
@@ -100,8 +106,14 @@ def raw_index(data, theirs):
     return data[tuple(key)]
 
 
-def follow(t, result, index):
-    """Every axis of the result that has a name of t's has the labels of the entries that stand there."""
+def assert_labels_follow(t, result, index):
+    """Check that axes of the result have the labels of the entries that were selected.
+
+    Args:
+        t: The indexed tensor.
+        result: The result.
+        index: The same indexing of raw data.
+    """
     for axis, space in enumerate(t.dims):
         if space.name not in result.names:
             continue
@@ -109,35 +121,35 @@ def follow(t, result, index):
         shape = [1] * t.ndim
         shape[axis] = len(space)
         came_from = index(torch.arange(len(space)).reshape(shape).expand(t.shape)).movedim(at, 0)
-        kept = result.dims[at]
-        assert kept.labelled == space.labelled
-        for place in range(len(kept)):
+        space_of_result = result.dims[at]
+        assert space_of_result.labelled == space.labelled
+        for place in range(len(space_of_result)):
             source = set(came_from[place].flatten().tolist())
             assert len(source) <= 1
             if source and space.labelled:
-                assert kept[place] == space[source.pop()]
+                assert space_of_result[place] == space[source.pop()]
 
 
 @settings(max_examples=200)
 @given(data=st.data(), t=tensors)
-def test_every_kind_of_key(data, t):
+def test_every_kind_of_key_selects_values_and_labels(data, t):
     key, theirs = data.draw(keys(t))
     expected = raw_index(t.data, theirs)
     vectors = [part for part in theirs if part[0] == "index"]
     masks = [part for part in theirs if part[0] == "mask"]
     result, error = attempt(t.__getitem__, key if len(key) != 1 or data.draw(st.booleans()) else key[0])
     if error is not None:
-        assert "more than once" in str(error)  # labels are distinct: an entry can't be taken twice
+        assert "more than once" in str(error)  # labels are distinct, so an entry cannot be selected twice
         assert len(vectors) == 1
         assert not masks
         return
     check(result, expected, result.dims)
-    follow(t, result, lambda raw: raw_index(raw, theirs))
-    # Axes without a name are new: None makes BROADCAST, index tensors make positions.
+    assert_labels_follow(t, result, lambda raw: raw_index(raw, theirs))
+    # New axes have no name: None makes a BROADCAST axis, several index tensors a positional one.
     several = len(vectors) + len(masks) > 1 or any(part[1].ndim > 1 for part in masks)
-    fresh = [space for space in result.dims if space.name is None]
-    assert sum(space.broadcast for space in fresh) == sum(part[0] == "new" for part in theirs)
-    assert len(fresh) == sum(part[0] == "new" for part in theirs) + several
+    new_axes = [space for space in result.dims if space.name is None]
+    assert sum(space.broadcast for space in new_axes) == sum(part[0] == "new" for part in theirs)
+    assert len(new_axes) == sum(part[0] == "new" for part in theirs) + several
     lost = sum(kind == "as is" and isinstance(value, int) for kind, value in theirs)
     if several:
         lost += sum(value.ndim for kind, value in theirs if kind in ("index", "mask"))
@@ -146,7 +158,7 @@ def test_every_kind_of_key(data, t):
 
 @settings(max_examples=120)
 @given(data=st.data(), t=tensors)
-def test_writing_what_was_read(data, t):
+def test_writing_with_a_key_changes_exactly_the_entries_that_it_reads(data, t):
     key, _ = data.draw(keys(t))
     written = t.clone()
     try:
@@ -163,7 +175,7 @@ def test_writing_what_was_read(data, t):
 
 
 @given(data=st.data(), t=labelled(st.integers(1, 3), st.integers(0, 4), st.just(torch.int64)))
-def test_selecting_by_label(data, t):
+def test_sel_selects_by_label_and_isel_by_position(data, t):
     axis = data.draw(st.integers(0, t.ndim - 1))
     space = t.dims[axis]
     some = data.draw(st.permutations(list(space)))[: data.draw(st.integers(0, len(space)))]
@@ -194,14 +206,14 @@ def test_masks_are_aligned_by_label(data, t):
     first = t.data.select(1, 0) > 0 if t.shape[1] and t.ndim == 2 else None
     if first is not None:
         line = data.draw(reordered(mo.Tensor(first, t.dims[:1])))
-        got = t[line]
-        check(got, t.data[first], [t.dims[0][first.nonzero().flatten().tolist()], t.dims[1]])
+        result = t[line]
+        check(result, t.data[first], [t.dims[0][first.nonzero().flatten().tolist()], t.dims[1]])
 
 
 @settings(max_examples=120)
 @given(data=st.data(), t=labelled(st.integers(2, 4), st.integers(1, 3), st.just(torch.int64)), seed=seeds)
-def test_labelled_index_tensors(data, t, seed):
-    """Index tensors with axes of their own: these replace the indexed axes, paired by name and label."""
+def test_labelled_index_tensors_replace_the_indexed_axes(data, t, seed):
+    """The axes of the index tensors replace the indexed axes, and pair by name and label."""
     dims = [mo.Space(["s", "t"], "n"), mo.Space(3, "m")][: data.draw(st.integers(1, 2))]
     count = data.draw(st.integers(1, 2))
     axes = sorted(data.draw(st.permutations(range(t.ndim)))[:count])
@@ -218,7 +230,7 @@ def test_labelled_index_tensors(data, t, seed):
         plain[axis] = ours[axis] = 0
     result = t[tuple(ours)]
     check(result, t.data[tuple(plain)], result.dims)
-    follow(t, result, lambda data: data[tuple(plain)])
+    assert_labels_follow(t, result, lambda data: data[tuple(plain)])
     at = result.names.index("n")
     assert result.dims[at : at + len(dims)] == tuple(dims)
     one = t.isel({axes[0]: mo.tensor(0), **dict.fromkeys(axes[1:], 0)})
@@ -242,7 +254,7 @@ def test_a_truth_value_makes_a_positional_axis(flag, size):
     check(t[torch.tensor(flag)], t.data[flag], [mo.Space(size), *t.dims])
 
 
-def test_slices_of_positional_axes_renumber_and_of_labelled_ones_do_not():
+def test_slices_of_positional_axes_are_renumbered_and_labels_are_kept():
     x = mo.tensor([1.0, 4.0, 9.0, 16.0], "x")
     assert (x[1:] - x[:-1]).tolist() == [3.0, 5.0, 7.0]
     y = x.relabel(x=range(4))
@@ -261,7 +273,7 @@ def test_integers_of_every_width_are_positions(dtype):
     check(t[index[0]], t.data[1], t.dims[1:])
 
 
-def test_iteration_length_and_containment():
+def test_iteration_and_length_are_of_the_first_axis_and_membership_of_values():
     t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], y=["a", "b"], x=["p", "q"])
     assert [as_mapping(row) for row in t] == [as_mapping(t[0]), as_mapping(t[1])]
     assert len(t) == 2

@@ -1,4 +1,4 @@
-"""Join policies against an oracle of dictionaries: what is missing is filled, dropped or refused, label by label."""
+"""Join policies compared with dictionaries: missing entries are filled, dropped or refused, label by label."""
 
 import itertools
 import operator
@@ -20,17 +20,23 @@ HOWS = ("outer", "inner", "left")
 
 @st.composite
 def overlapping(draw, dtype=torch.float64, count=2):
-    """Tensors over some of three labelled axes whose labels overlap only in part."""
-    made = []
+    """Draw tensors with some of two labelled axes, whose labels overlap in part.
+
+    Args:
+        draw: Given by hypothesis.
+        dtype: The dtype.
+        count: The number of tensors.
+    """
+    tensors = []
     for _ in range(count):
         names = [name for name in draw(st.permutations(("x", "y"))) if draw(st.booleans())]
         dims = [mo.Space(draw(st.permutations(POOL))[: draw(st.integers(0, 4))], name) for name in names]
-        made.append(mo.Tensor(numbers(map(len, dims), dtype, draw(seeds), 1, 5), dims))
-    return made
+        tensors.append(mo.Tensor(numbers(map(len, dims), dtype, draw(seeds), 1, 5), dims))
+    return tensors
 
 
-def joined(spaces, how):
-    """The labels of one axis under a policy."""
+def join_labels(spaces, how):
+    """Return the labels of one axis under a policy."""
     labels = list(spaces[0])
     for space in spaces[1:]:
         if how == "outer":
@@ -40,54 +46,62 @@ def joined(spaces, how):
     return labels
 
 
-def oracle(function, tensors, how, fill):
-    """The names, the labels, and the value for every choice of labels."""
+def compute_join(function, tensors, how, fill):
+    """Return the Spaces of the result, and its value for every choice of labels.
+
+    Args:
+        function: A function of numbers.
+        tensors: The operands.
+        how: The policy.
+        fill: The value of missing entries.
+    """
     names = list(dict.fromkeys(name for t in tensors for name in t.names))
     dims = [
-        mo.Space(joined([t.dims[t.names.index(name)] for t in tensors if name in t.names], how), name) for name in names
+        mo.Space(join_labels([t.dims[t.names.index(name)] for t in tensors if name in t.names], how), name)
+        for name in names
     ]
     maps = [as_mapping(t) for t in tensors]
-    meaning = {}
+    values = {}
     for place in itertools.product(*(range(len(space)) for space in dims)):
         key = key_of(dims, place)
         parts = [
-            known.get(frozenset(part for part in key if part[0] in t.names), fill)
-            for known, t in zip(maps, tensors, strict=True)
+            mapping.get(frozenset(part for part in key if part[0] in t.names), fill)
+            for mapping, t in zip(maps, tensors, strict=True)
         ]
-        meaning[key] = function(*parts)
-    return dims, meaning
+        values[key] = function(*parts)
+    return dims, values
 
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128], ids=str)
 @given(data=st.data(), fill=st.sampled_from([0, 0.0, 1, 1.0, -2, 7.0]))
-def test_join_is_what_dictionaries_say(how, dtype, data, fill):
+def test_joined_operations_equal_those_of_dictionaries(how, dtype, data, fill):
     a, b = data.draw(overlapping(dtype))
     for function in (operator.add, operator.sub, operator.mul):
-        dims, meaning = oracle(function, (a, b), how, fill)
+        dims, values = compute_join(function, (a, b), how, fill)
         with mo.join(how, fill=fill):
-            got = function(a, b)
-        assert got.dims == tuple(dims)
-        assert as_mapping(got) == meaning
-        assert got.dtype == dtype
+            result = function(a, b)
+        assert result.dims == tuple(dims)
+        assert as_mapping(result) == values
+        assert result.dtype == dtype
         per_call = {operator.add: mo.add, operator.sub: mo.sub, operator.mul: mo.mul}[function]
-        assert as_mapping(per_call(a, b, join=how, fill=fill)) == meaning
+        assert as_mapping(per_call(a, b, join=how, fill=fill)) == values
 
 
 @pytest.mark.parametrize("how", HOWS)
 @given(data=st.data())
-def test_join_of_three_operands(how, data):
+def test_joined_operations_of_three_operands_equal_those_of_dictionaries(how, data):
     tensors = data.draw(overlapping(count=3))
     tensors[0] = tensors[0] > 2
-    dims, meaning = oracle(lambda c, x, y: x if c else y, tensors, how, 0.0)
+    dims, values = compute_join(lambda c, x, y: x if c else y, tensors, how, 0.0)
     with mo.join(how, fill=0.0):
-        got = mo.where(*tensors)
-    assert got.dims == tuple(dims)
-    assert as_mapping(got) == meaning
+        result = mo.where(*tensors)
+    assert result.dims == tuple(dims)
+    assert as_mapping(result) == values
 
 
 @given(data=st.data())
-def test_order_of_operands_labels_only_orders_the_result(data):
+def test_the_order_of_labels_only_affects_the_order_of_the_result(data):
     a, b = data.draw(overlapping())
     with mo.join("outer", fill=0.0):
         expected = as_mapping(a + b)
@@ -98,7 +112,7 @@ def test_order_of_operands_labels_only_orders_the_result(data):
 
 
 @given(data=st.data())
-def test_exact_refuses_what_differs_and_policies_agree_where_nothing_does(data):
+def test_exact_refuses_different_labels_and_policies_agree_on_equal_ones(data):
     a, b = data.draw(overlapping())
     shared = set(a.names) & set(b.names)
     same = all(set(a.dims[a.names.index(n)]) == set(b.dims[b.names.index(n)]) for n in shared)
@@ -112,7 +126,7 @@ def test_exact_refuses_what_differs_and_policies_agree_where_nothing_does(data):
             assert as_mapping(a + b) == expected
 
 
-def test_integers_stay_exact_and_odd_fills_promote():
+def test_integers_stay_exact_and_fractional_fills_promote():
     a = mo.tensor([1, 2**53 + 1], x=["a", "b"])
     b = mo.tensor([10, 20], x=["b", "c"])
     check(mo.add(a, b, join="outer", fill=0), torch.tensor([1, 2**53 + 11, 20]), [mo.Space(["a", "b", "c"], "x")])
@@ -129,7 +143,7 @@ def test_integers_stay_exact_and_odd_fills_promote():
 
 @pytest.mark.parametrize("how", HOWS)
 @given(data=st.data())
-def test_what_is_missing_is_nan_by_default_as_in_xarray(how, data):
+def test_missing_entries_are_nan_by_default_as_in_xarray(how, data):
     xr = pytest.importorskip("xarray")
     a, b = data.draw(overlapping())
     with xr.set_options(arithmetic_join=how), mo.join(how):
@@ -139,7 +153,7 @@ def test_what_is_missing_is_nan_by_default_as_in_xarray(how, data):
             assert function(a, b).align_to(ours.dims).allclose(ours, equal_nan=True)
 
 
-def test_integers_have_no_nan_to_be_missing():
+def test_integers_need_a_fill_because_they_have_no_nan():
     a, b = mo.tensor([1, 2], x=["a", "b"]), mo.tensor([10, 20], x=["b", "c"])
     for how in ("outer", "left"):
         with mo.join(how):
@@ -154,7 +168,7 @@ def test_integers_have_no_nan_to_be_missing():
     assert half.isnan().tolist() == [True, False, True]
 
 
-def test_scopes_nest_and_end():
+def test_scopes_nest_and_are_restored():
     a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
     outer, inner, left = [1.0, 12.0, 20.0], [12.0], [1.0, 12.0]
     scope = mo.join("outer", fill=0.0)
@@ -197,7 +211,7 @@ def test_the_policy_belongs_to_the_thread():
         assert all(pool.map(work, ["outer", "inner", "left", "exact"]))
 
 
-def test_one_scope_may_serve_several_threads():
+def test_one_scope_object_may_be_used_by_several_threads():
     shared, step = mo.join("outer"), threading.Barrier(2)
 
     def work(how):
@@ -217,7 +231,7 @@ def test_one_scope_may_serve_several_threads():
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_positional_axes_have_no_labels_to_join_by(data):
+def test_positional_axes_are_not_joined(data):
     n = data.draw(st.integers(0, 4))
     a = mo.tensor(torch.zeros(n), "x")
     b = mo.tensor(torch.zeros(3), x=["a", "b", "c"])
@@ -230,7 +244,7 @@ def test_positional_axes_have_no_labels_to_join_by(data):
                     a + b
 
 
-def test_products_join_too():
+def test_products_are_joined():
     a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
     with mo.join("outer", fill=1.0):
         assert mo.dot(a, b).item() == mo.matmul(a, b).item() == mo.einsum("x,x->", a, b).item() == 41.0
@@ -240,14 +254,14 @@ def test_products_join_too():
         assert mo.dot(a, b).item() == mo.matmul(a, b).item() == 23.0
 
 
-def test_an_index_is_never_filled():
+def test_index_tensors_are_not_joined():
     t = mo.tensor(torch.arange(12.0).reshape(3, 4), "y x")
     i, j = mo.tensor([0, 1], n=["a", "b"]), mo.tensor([2, 3], n=["b", "c"])
     with mo.join("outer"), pytest.raises(ValueError, match="differ"):
         t[i, j]
 
 
-def test_comparison_as_a_whole_does_not_join():
+def test_equal_and_allclose_do_not_join():
     a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([2.0, 5.0], x=["b", "c"])
     with mo.join("inner"):
         assert (a == b).all()
@@ -256,6 +270,6 @@ def test_comparison_as_a_whole_does_not_join():
 
 
 @pytest.mark.parametrize(("how", "fill", "error"), [("full", 0.0, ValueError), ("outer", "x", TypeError)])
-def test_bad_policies(how, fill, error):
+def test_invalid_policies_are_refused(how, fill, error):
     with pytest.raises(error):
         mo.join(how, fill)

@@ -1,4 +1,4 @@
-"""Laws of labelled linear algebra: labels decide, order does not; torch on hand-aligned data is the reference."""
+"""Labelled linear algebra: results do not depend on the order of labels, and equal torch on data aligned by hand."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ ABC = ["a", "b", "c"]
 
 
 def reordered(t: Tensor, axis: int, order: list[int]) -> Tensor:
-    """The same labelled object, listed in another order along one axis."""
+    """Return an equal tensor whose labels of one axis are in another order.
+
+    Args:
+        t: The tensor.
+        axis: The axis.
+        order: The new order of positions.
+    """
     dims = list(t.dims)
     dims[axis] = dims[axis][order]
     return Tensor(t.data.index_select(axis, torch.tensor(order)), dims)
 
 
-def brought(t: Tensor, like: Tensor) -> torch.Tensor:
-    """The data of t in the label order of another tensor with the same names and labels."""
+def align_data(t: Tensor, like: Tensor) -> torch.Tensor:
+    """Return the data of a tensor in the order of labels of another one with equal names and labels."""
     assert t.names == like.names
     data = t.data
     for axis, (mine, wanted) in enumerate(zip(t.dims, like.dims, strict=True)):
@@ -38,11 +44,17 @@ def brought(t: Tensor, like: Tensor) -> torch.Tensor:
 
 
 def assert_same(t: Tensor, like: Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(brought(t, like), like.data, **tolerance)
+    torch.testing.assert_close(align_data(t, like), like.data, **tolerance)
 
 
 def operators(batch: tuple[int, ...] = (), dtype: torch.dtype = F64, seed: int = 0) -> Tensor:
-    """Hermitian positive definite, well separated, rows and columns listed alike."""
+    """Return a Hermitian positive definite tensor, with rows and columns in the same order.
+
+    Args:
+        batch: The batch shape.
+        dtype: The dtype.
+        seed: The seed of the values.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*batch, 3, 3, dtype=dtype, generator=generator)
     data = x @ x.mH + torch.diag(torch.tensor([1.0, 3.0, 6.0], dtype=dtype))
@@ -73,7 +85,9 @@ ONE_VALUED = {
 @pytest.mark.parametrize("name", ONE_VALUED)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @given(rows=orders, columns=orders)
-def test_order_of_labels_is_immaterial(name: str, batch: tuple[int, ...], rows: list[int], columns: list[int]) -> None:
+def test_results_do_not_depend_on_the_order_of_labels(
+    name: str, batch: tuple[int, ...], rows: list[int], columns: list[int]
+) -> None:
     ours, theirs = ONE_VALUED[name]
     t = operators(batch)
     reference = ours(t)
@@ -83,18 +97,18 @@ def test_order_of_labels_is_immaterial(name: str, batch: tuple[int, ...], rows: 
 
 
 @given(rows=orders, columns=orders)
-def test_eigh_reconstructs(rows: list[int], columns: list[int]) -> None:
+def test_eigh_reconstructs_the_matrix(rows: list[int], columns: list[int]) -> None:
     t = reordered(reordered(operators((2,)), 1, rows), 2, columns)
     values, vectors = la.eigh(t)
     assert values.names == ("batch0", "spectrum")
     assert vectors.names == ("batch0", "row", "spectrum")
     assert vectors.dims[1] == t.dims[1]
     rebuilt = vectors.data @ torch.diag_embed(values.data) @ vectors.data.mH
-    torch.testing.assert_close(rebuilt, brought(t, Tensor(rebuilt, (*t.dims[:2], t.dims[1].rename("column")))))
+    torch.testing.assert_close(rebuilt, align_data(t, Tensor(rebuilt, (*t.dims[:2], t.dims[1].rename("column")))))
 
 
 @given(rows=orders, columns=orders, complex_=st.booleans())
-def test_eig_is_ordered_and_reconstructs(rows: list[int], columns: list[int], complex_: bool) -> None:
+def test_eig_is_ordered_and_reconstructs_the_matrix(rows: list[int], columns: list[int], complex_: bool) -> None:
     t = general((2,), torch.complex128 if complex_ else F64)
     shuffled = reordered(reordered(t, 1, rows), 2, columns)
     values, vectors = la.eig(shuffled)
@@ -102,11 +116,11 @@ def test_eig_is_ordered_and_reconstructs(rows: list[int], columns: list[int], co
         keys = [(round(v.real, 9), round(v.imag, 9)) for v in line]
         assert keys == sorted(keys)
     torch.testing.assert_close(la.eigvals(t).data, values.data)
-    aligned = brought(shuffled, Tensor(shuffled.data, (*shuffled.dims[:2], shuffled.dims[1].rename("column"))))
+    aligned = align_data(shuffled, Tensor(shuffled.data, (*shuffled.dims[:2], shuffled.dims[1].rename("column"))))
     torch.testing.assert_close(aligned.to(vectors.dtype) @ vectors.data, vectors.data * values.data.unsqueeze(-2))
 
 
-def test_eigenvalues_with_equal_real_parts_go_by_imaginary_part() -> None:
+def test_eigenvalues_with_equal_real_parts_are_ordered_by_imaginary_part() -> None:
     t = tensor(torch.tensor([[0.0, -2.0, 0], [2.0, 0, 0], [0, 0, 0]]), "row column")
     values = la.eigvals(t).data
     assert [round(v.imag, 4) for v in values.tolist()] == [-2.0, 0.0, 2.0]
@@ -115,7 +129,7 @@ def test_eigenvalues_with_equal_real_parts_go_by_imaginary_part() -> None:
 
 
 @given(rows=orders, columns=orders)
-def test_factors_reconstruct(rows: list[int], columns: list[int]) -> None:
+def test_svd_qr_and_cholesky_reconstruct_the_matrix(rows: list[int], columns: list[int]) -> None:
     square = reordered(reordered(general((2,)), 1, rows), 2, columns)
     tall = Tensor(square.data[..., :2], (*square.dims[:2], square.dims[2][:2]))
     for t in (square, tall):
@@ -134,7 +148,7 @@ def test_factors_reconstruct(rows: list[int], columns: list[int]) -> None:
     torch.testing.assert_close(la.cholesky(operators(), upper=True).data, L.data.mH)
 
 
-def test_rectangular_factors() -> None:
+def test_factors_of_rectangular_matrices_have_the_right_axes() -> None:
     t = Tensor(torch.randn(4, 3, dtype=F64), (Space(4, "row"), Space(ABC, "column")))
     assert la.svd(t, full_matrices=True).U.shape == (4, 4)
     assert la.svd(t).U.shape == (4, 3)
@@ -147,7 +161,7 @@ def test_rectangular_factors() -> None:
     torch.testing.assert_close(wide.data, orthonormal.data.mT)
 
 
-def test_the_new_axis_has_a_name_only_where_all_have_one_and_it_is_free() -> None:
+def test_the_new_axis_is_named_only_if_all_axes_are_and_the_name_is_free() -> None:
     x = torch.eye(2)
     assert la.eigvalsh(Tensor(x, (Space(2, "row"), Space(2)))).names == (None,)
     assert la.eigvalsh(Tensor(x, (Space(2, "spectrum"), Space(2, "column")))).names == (None,)
@@ -188,19 +202,19 @@ def test_solve_pairs_batches_by_name_and_by_label() -> None:
     b = Tensor(torch.randn(4, 2, 3, dtype=F64), (Space(4, "time"), x[[1, 0]], Space(ABC, "row")))
     with pytest.raises(ValueError, match="'row'"):  # three axes against three: b would be a matrix
         la.solve(a, b)
-    found = la.solve(a, Tensor(b.data.unsqueeze(-1), (*b.dims, Space(1, "rhs"))))
-    assert found.names == ("x", "time", "unknown", "rhs")
-    assert found.dims[0] == x
+    result = la.solve(a, Tensor(b.data.unsqueeze(-1), (*b.dims, Space(1, "rhs"))))
+    assert result.names == ("x", "time", "unknown", "rhs")
+    assert result.dims[0] == x
     for i in range(2):
         for j in range(4):
-            torch.testing.assert_close(a.data[i] @ found.data[i, j, :, 0], b.data[j, 1 - i])
+            torch.testing.assert_close(a.data[i] @ result.data[i, j, :, 0], b.data[j, 1 - i])
 
 
 def test_solve_broadcasts_absent_batches_only() -> None:
     a = general()
     b = Tensor(torch.randn(4, 3, 2, dtype=F64), (Space(4), Space(ABC, "row"), Space(2)))
-    found = la.solve(a, b)
-    torch.testing.assert_close(a.data @ found.data, b.data)
+    result = la.solve(a, b)
+    torch.testing.assert_close(a.data @ result.data, b.data)
     stack = Tensor(general((1,)).data, (Space(1, "k"), *a.dims))
     many = Tensor(b.data, (Space(4, "k"), Space(ABC, "row"), Space(2, "rhs")))
     with pytest.raises(ValueError, match="sizes of paired axes differ"):
@@ -223,12 +237,12 @@ def test_solve_under_a_join_policy() -> None:
     with pytest.raises(ValueError, match="'x'"):
         la.solve(a, b)
     with join("inner"):
-        found = la.solve(a, b)
-    assert found.dims[0].labels == ("y",)
-    torch.testing.assert_close(a.data[1] @ found.data[0], b.data[0])
+        result = la.solve(a, b)
+    assert result.dims[0].labels == ("y",)
+    torch.testing.assert_close(a.data[1] @ result.data[0], b.data[0])
 
 
-def test_solve_errors() -> None:
+def test_solve_refuses_operands_that_do_not_pair() -> None:
     a = general()
     with pytest.raises(ValueError, match=r"Space\(\['a', 'b', 'd'\].*only on the left: \['c'\].*right: \['d'\]"):
         la.solve(a, Tensor(torch.ones(3, dtype=F64), Space(["a", "b", "d"], "row")))
@@ -262,7 +276,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_acts_on_one_space(name: str) -> None:
+def test_functions_of_operators_need_equal_labels_of_rows_and_columns(name: str) -> None:
     act = OPERATORS[name]
     x = torch.eye(2, dtype=F64)
     with pytest.raises(ValueError, match=rf"{name}.*'row'.*\['a', 'b'\].*\['b', 'c'\].*left: \['a'\].*right: \['c'\]"):
@@ -273,7 +287,7 @@ def test_an_operator_acts_on_one_space(name: str) -> None:
         act(Tensor(x[:, :1], (Space(["a", "b"], "row"), BROADCAST.rename("column"))))
     with pytest.raises(ValueError, match="last two axes"):
         act(Tensor(x[0], Space(2, "row")))
-    # A positional axis pairs with any of its size, by position.
+    # A positional axis pairs by position with any axis of its size.
     act(Tensor(x, (Space(["a", "b"], "row"), Space(2, "column"))))
     act(Tensor(x, (Space(2), Space(2))))
 
@@ -318,7 +332,7 @@ def test_add_identity_keeps_dtype_and_other_entries() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, F64, torch.complex64, torch.complex128]
 )
-def test_every_precision(dtype: torch.dtype) -> None:
+def test_every_dtype_is_supported(dtype: torch.dtype) -> None:
     t = Tensor(operators().data.to(dtype), operators().dims)
     real = torch.zeros((), dtype=dtype).abs().dtype
     assert la.eigvalsh(t).dtype == real
@@ -349,13 +363,13 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str) -> None:
+def test_functions_pass_gradcheck(name: str) -> None:
     t = reordered(operators(), 1, [1, 2, 0])
 
     def run(x: torch.Tensor) -> torch.Tensor:
         return GRADIENTS[name](wrap(x, t._axes)).data
 
-    symmetric = brought(t, operators()) if name in ("cholesky", "eigvalsh") else t.data
+    symmetric = align_data(t, operators()) if name in ("cholesky", "eigvalsh") else t.data
     axes = operators()._axes
 
     def run_symmetric(x: torch.Tensor) -> torch.Tensor:
@@ -398,7 +412,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.compiles_labels
-def test_compiles_to_one_graph(name: str) -> None:
+def test_functions_compile_to_one_graph(name: str) -> None:
     act = COMPILED[name]
     t = reordered(operators((2,)), 2, [2, 0, 1])
     if name == "solve":
@@ -422,9 +436,9 @@ def test_chains_and_scalars_compile_to_one_graph() -> None:
         return x * la.det(a) + la.trace(a)
 
     right = Tensor(torch.ones(3, dtype=F64), Space(["b", "c", "a"], "column"))
-    found = torch.compile(chain, fullgraph=True, backend="eager")(t, right)
-    assert found._axes is chain(t, right)._axes
-    torch.testing.assert_close(found.data, chain(t, right).data)
+    result = torch.compile(chain, fullgraph=True, backend="eager")(t, right)
+    assert result._axes is chain(t, right)._axes
+    torch.testing.assert_close(result.data, chain(t, right).data)
     sign, _ = torch.compile(la.slogdet, fullgraph=True, backend="eager")(t)
     assert sign.data == 1.0
 
@@ -432,9 +446,9 @@ def test_chains_and_scalars_compile_to_one_graph() -> None:
 def test_solve_compiles_with_batches_to_be_paired() -> None:
     a = Tensor(general((2,)).data, (Space(["x", "y"], "k"), Space(ABC, "row"), Space(ABC, "column")))
     b = Tensor(torch.randn(4, 2, 3, 1, dtype=F64), (Space(4, "t"), Space(["y", "x"], "k"), a.dims[1], Space(1, "rhs")))
-    found = torch.compile(la.solve, fullgraph=True, backend="eager")(a, b)
-    assert found.names == ("k", "t", "column", "rhs")
-    torch.testing.assert_close(found.data, la.solve(a, b).data)
+    result = torch.compile(la.solve, fullgraph=True, backend="eager")(a, b)
+    assert result.names == ("k", "t", "column", "rhs")
+    torch.testing.assert_close(result.data, la.solve(a, b).data)
 
 
 # -- torch's own names -------------------------------------------------------------------------------------------------
@@ -475,7 +489,7 @@ def test_options_that_labels_do_not_cover_are_refused() -> None:
         torch.linalg.inv(t, out=torch.empty(3, 3))
 
 
-def test_methods_exist() -> None:
+def test_every_function_is_a_method() -> None:
     t = operators()
     for name in [
         "eigh",

@@ -1,4 +1,4 @@
-"""Reading and writing by label in brackets, against positions."""
+"""`loc`: reading and writing by label, compared with positions."""
 
 import numpy as np
 import pytest
@@ -21,18 +21,18 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("key", "positions"), KEYS.values(), ids=KEYS)
-def test_labels_are_positions(key, positions):
+def test_loc_equals_indexing_by_position(key, positions):
     assert mo.equal(T.loc[key], T[positions])
-    ours, plain = T.clone(), T.clone()
-    ours.loc[key] = T[positions] * 10
-    plain[positions] = T[positions] * 10
-    assert torch.equal(ours.data, plain.data)
-    ours.loc[key] = -1.0
-    assert (ours.loc[key] == -1.0).all()
-    assert (ours.data == -1.0).sum() == T[positions].numel()
+    by_label, by_position = T.clone(), T.clone()
+    by_label.loc[key] = T[positions] * 10
+    by_position[positions] = T[positions] * 10
+    assert torch.equal(by_label.data, by_position.data)
+    by_label.loc[key] = -1.0
+    assert (by_label.loc[key] == -1.0).all()
+    assert (by_label.data == -1.0).sum() == T[positions].numel()
 
 
-def test_values_are_paired_by_label_and_gradients_go_to_both():
+def test_written_values_pair_by_label_and_both_tensors_get_gradients():
     leaf = torch.zeros(3, 4, requires_grad=True)
     value = mo.tensor([1.0, 2.0], row=["c", "a"]).attach()
     t = mo.Tensor(leaf, T.dims) * 1
@@ -48,7 +48,7 @@ def test_values_are_paired_by_label_and_gradients_go_to_both():
         T.clone().loc[["a", "b"], 20] = value
 
 
-def test_positions_of_named_axes_are_assigned_too():
+def test_entries_are_assigned_by_axis_name_and_position():
     t = T.clone()
     t[{"column": 0, "row": slice(1, None)}] = mo.tensor([5.0, 7.0], row=["c", "b"])
     assert t.isel(column=0).tolist() == [0.0, 7.0, 5.0]
@@ -58,7 +58,7 @@ def test_positions_of_named_axes_are_assigned_too():
 
 
 @pytest.mark.compiles_labels
-def test_written_in_one_graph_and_under_transforms():
+def test_writing_compiles_to_one_graph_and_works_under_transforms():
     def write(t):
         t = t.clone()
         t.loc["b"] = t.loc["a"] * 2
@@ -73,7 +73,7 @@ def test_written_in_one_graph_and_under_transforms():
     assert gradient.loc[:, 20].tolist() == [3.0, 0.0, 1.0]
 
 
-def test_what_does_not_exist_is_refused():
+def test_unknown_labels_and_axes_are_refused():
     for key, match in (
         (("a", 10, 3), "more axes than there are"),
         ("z", "no label 'z'"),
@@ -83,7 +83,7 @@ def test_what_does_not_exist_is_refused():
             T.loc[key]
 
 
-def test_values_are_converted_where_nothing_is_cut_off():
+def test_written_values_are_converted_only_without_truncation():
     t = mo.zeros(x=["a", "b", "c"], dtype=torch.float64)
     t.loc[["a", "b"]] = mo.tensor([1.0, 2.0], x=["b", "a"])  # single precision
     t.loc["c"] = torch.tensor(3)

@@ -1,4 +1,4 @@
-"""torch's losses of labelled tensors are those of the aligned data."""
+"""Losses of torch: those of labelled tensors equal those of the aligned data."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def logits():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_of_classes(reduction):
+def test_cross_entropy_of_classes_equals_torch(reduction):
     target = mo.tensor(TARGET, "item place", item=list("abcd"))
     result = F.cross_entropy(logits(), target, reduction=reduction)
     torch.testing.assert_close(result.data, F.cross_entropy(LOGITS, TARGET, reduction=reduction))
@@ -27,19 +27,19 @@ def test_cross_entropy_aligns_the_target():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_of_probabilities(reduction):
+def test_cross_entropy_of_probabilities_equals_torch(reduction):
     share = torch.softmax(LOGITS.flip(0), 1)
     target = mo.tensor(share[:, [2, 0, 1]], "item kind place", item=list("abcd"), kind=["owl", "cat", "dog"])
     result = F.cross_entropy(logits(), target, reduction=reduction)
     torch.testing.assert_close(result.data, F.cross_entropy(LOGITS, share, reduction=reduction))
 
 
-def test_cross_entropy_of_one_item():
+def test_cross_entropy_of_one_item_equals_torch():
     result = F.cross_entropy(mo.tensor(LOGITS[0, :, 0], kind=["cat", "dog", "owl"]), torch.tensor(2))
     torch.testing.assert_close(result.data, F.cross_entropy(LOGITS[0, :, 0], torch.tensor(2)))
 
 
-def test_cross_entropy_refuses_what_does_not_fit():
+def test_cross_entropy_refuses_operands_that_do_not_pair():
     with pytest.raises(ValueError, match="does not fit"):
         F.cross_entropy(logits(), mo.tensor(TARGET, "item where", item=list("abcd")))
     with pytest.raises(ValueError, match="only on the right"):
@@ -57,7 +57,7 @@ def test_cross_entropy_refuses_what_does_not_fit():
 @pytest.mark.parametrize("soft", [False, True])
 def test_cross_entropy_takes_all_options(reduction, smoothing, ignored, weighted, soft):
     options = {"reduction": reduction, "label_smoothing": smoothing}
-    # Ignoring a class is for targets that name one.
+    # ignore_index applies to class indices only.
     options |= {} if soft else {"ignore_index": ignored}
     weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
     aim = torch.softmax(LOGITS.flip(0), 1) if soft else torch.where(TARGET == -100, ignored, TARGET)
@@ -65,13 +65,13 @@ def test_cross_entropy_takes_all_options(reduction, smoothing, ignored, weighted
     target = mo.tensor(aim, "item kind place" if soft else "item place", item=list("abcd"))
     labelled = mo.tensor(weights.flip(0), kind=["owl", "dog", "cat"])
     for weight in (labelled, weights) if weighted else (None,):
-        found = F.cross_entropy(logits(), target, weight, **options)
-        torch.testing.assert_close(found.data, expected)
-        assert found.names == (("item", "place") if reduction == "none" else ())
+        result = F.cross_entropy(logits(), target, weight, **options)
+        torch.testing.assert_close(result.data, expected)
+        assert result.names == (("item", "place") if reduction == "none" else ())
 
 
 @pytest.mark.compiles_labels
-def test_gradients_and_compiled_code():
+def test_compiled_cross_entropy_has_the_gradient_of_torch():
     leaf = LOGITS.clone().requires_grad_()
     target = mo.tensor(TARGET, "item place", item=list("abcd"))
     x = mo.tensor(leaf, "item kind place", item=list("abcd"), kind=["cat", "dog", "owl"])
@@ -82,7 +82,7 @@ def test_gradients_and_compiled_code():
     torch.testing.assert_close(leaf.grad, plain.grad)
 
 
-def test_keywords_are_understood_as_torch_spells_them():
+def test_functions_accept_the_keywords_of_torch():
     t = logits()
     assert torch.equal(torch.sum(t, axis=0).data, LOGITS.sum(0))
     assert torch.equal(torch.argmax(input=t, dim=1).data, LOGITS.argmax(1))

@@ -1,4 +1,4 @@
-"""The methods declared for type checkers are the methods there are, with the same parameters."""
+"""The stub `_methods.pyi`: it declares exactly the methods of `Tensor`, with the same parameters."""
 
 import ast
 import inspect
@@ -10,30 +10,30 @@ from moduli.labels import Tensor
 STUB = Path(module.__file__).with_name("_methods.pyi")
 
 
-def declared():
+def read_declared():
     (methods,) = (node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ClassDef))
     return {node.name: node for node in methods.body if isinstance(node, ast.FunctionDef)}
 
 
-def attached():
-    """What the files of the room gave to Tensor: everything that its own class body does not define."""
+def read_attached():
+    """Return the methods of `Tensor` by name that are attached outside of its class body."""
     tree = ast.parse(Path(module.__file__).read_text())
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Tensor")
     own = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    found = {}
+    methods = {}
     for name, value in vars(Tensor).items():
         if name not in own and (inspect.isfunction(value) or isinstance(value, property)):
-            found[name] = value
-    return found
+            methods[name] = value
+    return methods
 
 
 def test_every_method_is_declared_and_every_declaration_exists():
-    assert set(declared()) == set(attached())
+    assert set(read_declared()) == set(read_attached())
 
 
 def test_parameters_are_declared_as_they_are():
-    for name, node in declared().items():
-        function = attached()[name]
+    for name, node in read_declared().items():
+        function = read_attached()[name]
         if isinstance(function, property):
             continue
         arguments = node.args

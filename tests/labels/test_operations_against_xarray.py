@@ -1,4 +1,4 @@
-"""Random operations on arrays with dates, numbers and names, in moduli and in xarray."""
+"""Random operations on arrays with dates, numbers and names, compared with xarray."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ SITES = np.array(["oslo", "rome", "cairo", "lima", "perth", "quito", "turin"])
 
 
 def draw_times(rng: np.random.Generator, size: int) -> Array:
-    """Distinct dates of one resolution, ascending mostly."""
+    """Draw distinct dates of one resolution, descending in one of seven cases."""
     unit = UNITS[rng.integers(len(UNITS))]
     step = rng.choice([1, 5, 11])
     start = np.datetime64("1989-11-20", "D") + rng.integers(400)
@@ -42,7 +42,7 @@ def draw_array(rng: np.random.Generator) -> Array:
 
 
 def text_of(rng: np.random.Generator, date: np.datetime64) -> Array:
-    """A date in one of the types that select it."""
+    """Return a date in one of the types that `sel` accepts."""
     forms: list[Callable[[], Any]] = [
         lambda: date,
         lambda: date.astype("M8[us]") if date == date.astype("M8[us]") else date,
@@ -74,13 +74,12 @@ def select_one(rng: np.random.Generator, array: Array) -> Array:
 def select_several(rng: np.random.Generator, array: Array) -> Array:
     name = any_axis(rng, array)
     labels = pick(rng, array, name, 3)
-    given = labels if rng.random() < 0.5 else [text_of(rng, label) if name == "time" else label for label in labels]
-    return lambda t: t.sel({name: given}), lambda a: a.sel({name: labels})
+    key = labels if rng.random() < 0.5 else [text_of(rng, label) if name == "time" else label for label in labels]
+    return lambda t: t.sel({name: key}), lambda a: a.sel({name: labels})
 
 
 def select_period(rng: np.random.Generator, array: Array) -> Array:
     text = str(pick(rng, array, "time", 1)[0])[: rng.choice([4, 7, 10, 13])]
-    # xarray's positions are of an index in order; in any order, it takes a mask.
     return lambda t: t.sel(time=text), lambda a: a.sel(time=text)
 
 
@@ -90,7 +89,7 @@ def select_slice(rng: np.random.Generator, array: Array) -> Array:
     part = slice(*(None if rng.random() < 0.1 else end for end in ends))
     if array.time.values[0] < array.time.values[-1]:
         return lambda t: t.sel(time=part), lambda a: a.sel(time=part)
-    # xarray refuses text as an end between dates that descend.
+    # xarray does not slice descending dates by text.
     down = slice(part.stop, part.start)
     return lambda t: t.sel(time=down), lambda a: a.sortby("time").sel(time=part).isel(time=slice(None, None, -1))
 
@@ -112,14 +111,14 @@ def interpolate(rng: np.random.Generator, array: Array) -> Array:
     points = low + (high - low) * np.array([0, 2, 3, 5]) // 5 if name == "time" else np.linspace(low, high, 4)
     if len(set(points.tolist())) < 4:
         points = points[:1]
-    # On a label itself a gap beside it has no part in the value here.
+    # At a label itself moduli ignores missing neighbours, and xarray does not.
     return lambda t: t.fillna(0.0).interp({name: points}), lambda a: a.fillna(0.0).interp({name: points})
 
 
 def reindex(rng: np.random.Generator, array: Array) -> Array:
     name = numbers_axis(rng, array)
-    known = array[name].values
-    new = np.unique(np.concatenate([pick(rng, array, name, 3), known[:2] + (known[-1] - known[0]) // 7]))
+    labels = array[name].values
+    new = np.unique(np.concatenate([pick(rng, array, name, 3), labels[:2] + (labels[-1] - labels[0]) // 7]))
     method = [None, "nearest", "pad", "backfill"][rng.integers(4)]
     limit = [None, (np.timedelta64(3, "h") if name == "time" else 0.5)][rng.integers(2)] if method else None
     new = rng.permutation(new)
@@ -143,7 +142,7 @@ def align_two(rng: np.random.Generator, array: Array) -> Array:
 
 def take_differences(rng: np.random.Generator, array: Array) -> Array:
     name, n = any_axis(rng, array), int(rng.integers(3))
-    label = str(rng.choice(["upper", "lower"])) if n < 2 else "upper"  # xarray forgets it after the first difference
+    label = str(rng.choice(["upper", "lower"])) if n < 2 else "upper"  # xarray applies it only to the first difference
     return lambda t: t.diff(name, n, label=label), lambda a: a.diff(name, n, label=label) if n else a
 
 
@@ -160,7 +159,7 @@ def roll(rng: np.random.Generator, array: Array) -> Array:
     how = str(rng.choice(["mean", "sum", "min", "max", "std", "var", "count"]))
     spread = {"correction": 0} if how in ("std", "var") else {}
     ours = lambda t: getattr(t.rolling({name: size}, **options), how)(**spread)  # noqa: E731
-    if how == "count":  # which is a number here also where it is too small
+    if how == "count":  # moduli also counts where there are too few entries
         return ours, lambda a: a.rolling({name: size}, **{**options, "min_periods": 1}).count().fillna(0)
     return ours, lambda a: getattr(a.rolling({name: size}, **options), how)()
 
@@ -175,7 +174,7 @@ def resample(rng: np.random.Generator, array: Array) -> Array:
     how = str(rng.choice(["mean", "sum", "min", "max", "count"]))
     skip = {} if how == "count" else {"skipna": True}
     ours = lambda t: getattr(t.resample(time=rule), how)(**skip)  # noqa: E731
-    # The sum of nothing, and the number of entries, are 0 here and in pandas, and NaN in xarray.
+    # Empty sums and counts are 0 in moduli and pandas, and NaN in xarray.
     fill = {"sum": lambda a: a.fillna(0), "count": lambda a: a.fillna(0)}.get(how, lambda a: a)
     return ours, lambda a: fill(getattr(a.sortby("time").resample(time=rule), how)())
 
@@ -189,16 +188,16 @@ def stack_and_unstack(rng: np.random.Generator, array: Array) -> Array:
     if array.ndim == 1:
         return lambda t: t, lambda a: a
     names = [str(name) for name in array.dims]
-    kept = rng.random(int(np.prod(list(array.sizes.values())))) < 0.7
-    kept[0] = True
+    mask = rng.random(int(np.prod(list(array.sizes.values())))) < 0.7
+    mask[0] = True
 
     def ours(t: mo.Tensor) -> mo.Tensor:
         stacked = t.stack(all=" ".join(names))
-        part = stacked.isel(all=np.flatnonzero(kept).tolist()).unstack("all")
+        part = stacked.isel(all=np.flatnonzero(mask).tolist()).unstack("all")
         return part.reindex({name: np.sort(part.coords[name]) for name in names})
 
     def theirs(a: Array) -> Array:
-        whole = a.stack(all=names).isel(all=kept).unstack("all")
+        whole = a.stack(all=names).isel(all=mask).unstack("all")
         return whole.sortby(names).transpose(*names)
 
     return ours, theirs
@@ -221,9 +220,9 @@ def compare(ours: Array, theirs: Array) -> None:
     np.testing.assert_allclose(ours.data.numpy(), theirs.values, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of NumPy for means of nothing, and of pandas for what it will rename
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of empty means, pandas of deprecated names
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_operation(operation: str, pytestconfig: pytest.Config) -> None:
+def test_random_operations_equal_those_of_xarray(operation: str, pytestconfig: pytest.Config) -> None:
     rng = np.random.default_rng(list(operation.encode()))
     rounds = 250 if pytestconfig.getoption("--all") else 40
     outcomes = [run(operation, rng) for _ in range(rounds)]
@@ -231,7 +230,7 @@ def test_operation(operation: str, pytestconfig: pytest.Config) -> None:
 
 
 def run(operation: str, rng: np.random.Generator) -> bool:
-    """Compare one random operation; False if it is refused by both."""
+    """Compare one random operation; return False if both libraries refuse it."""
     array = draw_array(rng)
     ours, theirs = OPERATIONS[operation](rng, array)
     try:

@@ -1,4 +1,4 @@
-"""To pandas and back, and figures with names and labels on their axes."""
+"""Conversion to and from pandas, and figures with names and labels on their axes."""
 
 import math
 
@@ -23,7 +23,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", sorted(set(TENSORS) - {"tuples"}))
-def test_the_round_trip_is_exact(name):
+def test_the_round_trip_through_pandas_is_exact(name):
     t = TENSORS[name]
     again = mo.from_pandas(t.to_pandas())
     assert again.dims == t.dims
@@ -36,7 +36,7 @@ def test_tuples_stay_labels():
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tables_are_those_of_xarray(name):
+def test_dataframes_equal_those_of_xarray(name):
     pytest.importorskip("xarray")
     t = TENSORS[name]
     if name == "nameless":
@@ -49,12 +49,12 @@ def test_tables_are_those_of_xarray(name):
     ]
 
 
-def test_levels_become_axes_and_what_is_missing_nan():
+def test_levels_become_axes_and_missing_entries_become_nan():
     t = TENSORS["matrix"]
     table = t.to_dataframe("height")["height"]
     assert mo.equal(mo.from_pandas(table).float(), t)
     ragged = mo.from_pandas(table.drop(("a", pd.Timestamp("2000-02-01"))))
-    assert ragged.sel(row="a").isnan().tolist() == [False, False, True]  # in the order in which labels occur
+    assert ragged.sel(row="a").isnan().tolist() == [False, False, True]  # labels are in order of occurrence
     with pytest.raises(TypeError, match=r"has no NaN for them; give fill=0"):
         mo.from_pandas(table.astype(int).iloc[1:])
     assert mo.from_pandas(table.astype(int).iloc[1:], fill=-1).sel(row="a", time="2000-01-01").item() == -1
@@ -69,7 +69,7 @@ def test_coordinates_are_columns():
     )
 
 
-def test_pandas_refusals():
+def test_invalid_conversions_are_refused():
     for wrong, error, match in (
         (lambda: mo.from_pandas([1.0]), TypeError, "Series or a DataFrame"),
         (lambda: mo.from_pandas(pd.DataFrame({"p": [1.0], "q": ["x"]})), TypeError, "column 'q' holds"),
@@ -100,9 +100,9 @@ def test_lines_images_and_histograms():
     image = TENSORS["matrix"].plot()
     assert [image.axes[0].get_xlabel(), image.axes[0].get_ylabel()] == ["time", "row"]
     assert image.axes[0].collections[0].get_array().shape == (2, 3)
-    turned = TENSORS["matrix"].plot(x="row").axes[0]
-    assert turned.get_xlabel() == "row"
-    assert turned.collections[0].get_array().tolist() == TENSORS["matrix"].data.T.tolist()
+    transposed = TENSORS["matrix"].plot(x="row").axes[0]
+    assert transposed.get_xlabel() == "row"
+    assert transposed.collections[0].get_array().tolist() == TENSORS["matrix"].data.T.tolist()
     lines = TENSORS["matrix"].plot("line", x="time").axes[0]
     assert [text.get_text() for text in lines.get_legend().get_texts()] == ["a", "b"]
     assert [each.get_ydata().tolist() for each in lines.lines] == TENSORS["matrix"].tolist()
@@ -123,7 +123,7 @@ def test_units_are_on_the_axes():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("x [km]", "height [m]")
 
 
-def test_figures_are_not_shown_nor_kept():
+def test_figures_are_neither_shown_nor_registered():
     plt = pytest.importorskip("matplotlib.pyplot")
     before = plt.get_fignums()
     TENSORS["labels"].plot()

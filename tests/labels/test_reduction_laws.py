@@ -1,4 +1,4 @@
-"""Reductions, scans and ranking: torch's numbers, and exactly the labels of what is left."""
+"""Reductions, scans and ranking: the values of torch, and the labels of the remaining axes."""
 
 import math
 import warnings
@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 import moduli as mo
 from labels.strategies import COMPLEX, FLOATS, LOW, as_mapping, attempt, check, labelled, reordered
 
-# Variances of fewer elements than the correction are torch's to warn about.
+# torch warns of variances with fewer elements than the correction.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
 REDUCTIONS = ("sum", "mean", "prod", "std", "var", "amin", "amax", "any", "all", "logsumexp", "nansum", "nanmean")
 tensors = labelled(dtypes=st.sampled_from((*FLOATS, *LOW, *COMPLEX, torch.int64, torch.bool)), named=False)
 
 
-def raw(name, data, dims, keepdim):
-    """Torch, one way for every reduction; an empty tuple reduces nothing (torch itself is of two minds about it)."""
+def reduce_raw(name, data, dims, keepdim):
+    """Reduce with torch; an empty tuple reduces no axis, which torch does not do for all functions.
+
+    Args:
+        name: The reduction.
+        data: The data.
+        dims: The axes.
+        keepdim: Whether axes are kept.
+    """
     if not dims:
         data, dims, keepdim = data.unsqueeze(0), (0,), False
     if name == "norm":
@@ -35,37 +42,37 @@ def raw(name, data, dims, keepdim):
 
 @st.composite
 def chosen(draw, t):
-    """Some axes, said in one of the ways there are, and their positions."""
+    """Draw some axes in one of the accepted forms, and their positions."""
     some = tuple(draw(st.permutations(range(t.ndim)))[: draw(st.integers(0, t.ndim))])
     if draw(st.integers(0, 4)) == 0:
         return None, tuple(range(t.ndim))
-    said = [
+    axes = [
         t.names[i] if t.names[i] is not None and draw(st.booleans()) else i - t.ndim * draw(st.integers(0, 1))
         for i in some
     ]
-    if some and all(isinstance(each, str) for each in said) and draw(st.booleans()):
-        return draw(st.sampled_from([" ", ", ", ","])).join(said), some
-    if len(said) == 1 and draw(st.booleans()):
-        return said[0], some
-    return draw(st.sampled_from([tuple, list]))(said), some
+    if some and all(isinstance(each, str) for each in axes) and draw(st.booleans()):
+        return draw(st.sampled_from([" ", ", ", ","])).join(axes), some
+    if len(axes) == 1 and draw(st.booleans()):
+        return axes[0], some
+    return draw(st.sampled_from([tuple, list]))(axes), some
 
 
 @pytest.mark.parametrize("name", [*REDUCTIONS, "norm"])
 @settings(max_examples=20)
 @given(data=st.data(), t=tensors, keepdim=st.booleans())
-def test_reductions(name, data, t, keepdim):
+def test_reductions_equal_torch_and_drop_the_reduced_axes(name, data, t, keepdim):
     dim, gone = data.draw(chosen(t))
-    expected, refused = attempt(raw, name, t.data, gone, keepdim)
+    expected, raw_error = attempt(reduce_raw, name, t.data, gone, keepdim)
     call = (lambda f: f(dim=dim, keepdim=keepdim)) if name == "norm" else (lambda f: f(dim, keepdim))
-    got, error = attempt(call, getattr(t, name))
-    assert (error is None) == (refused is None), (error, refused)
-    if refused is not None:
+    result, error = attempt(call, getattr(t, name))
+    assert (error is None) == (raw_error is None), (error, raw_error)
+    if raw_error is not None:
         return
     if keepdim:
         dims = [mo.BROADCAST.rename(s.name) if i in gone else s for i, s in enumerate(t.dims)]
     else:
         dims = [space for i, space in enumerate(t.dims) if i not in gone]
-    check(got, expected, dims)
+    check(result, expected, dims)
     function = getattr(mo, name)
     again = function(t, dim=dim, keepdim=keepdim)
     check(again, expected, dims)
@@ -85,14 +92,14 @@ def test_torch_functions_over_everything_and_one_axis(name):
 
 @settings(max_examples=40)
 @given(data=st.data(), t=labelled(dtypes=st.sampled_from((torch.float64, torch.int64)), sizes=st.integers(1, 3)))
-def test_order_never_matters(data, t):
+def test_reductions_do_not_depend_on_the_order_of_labels(data, t):
     other = data.draw(reordered(t))
     over = data.draw(st.permutations(t.names))[: data.draw(st.integers(0, t.ndim))]
     for name in ("sum", "amax", "amin", "any", "all"):
         assert as_mapping(getattr(other, name)(over)) == as_mapping(getattr(t, name)(over))
 
 
-def test_options():
+def test_options_of_reductions_equal_those_of_torch():
     t = mo.tensor([[1.0, 2.0, 4.0], [0.0, 5.0, 3.0]], "y x")
     check(t.sum("x", dtype=torch.float64), t.data.sum(1, dtype=torch.float64), t.dims[:1])
     check(t.to(torch.int64).mean("x", dtype=torch.float32), t.data.mean(1), t.dims[:1])
@@ -108,7 +115,7 @@ def test_options():
     check(torch.count_nonzero(t), t.data.count_nonzero(), [])
 
 
-def test_nothing_and_empty():
+def test_empty_tensors_and_empty_tuples_of_axes():
     t = mo.tensor(torch.zeros(0, 2), "y x")
     assert t.sum("y").tolist() == [0.0, 0.0]
     assert t.prod("y").tolist() == [1.0, 1.0]
@@ -131,7 +138,7 @@ def positions_only(t, at):
 
 
 @given(data=st.data(), t=along, keepdim=st.booleans(), torch_form=st.booleans())
-def test_extremes_and_their_labels(data, t, keepdim, torch_form):
+def test_extremes_equal_torch_and_have_labels(data, t, keepdim, torch_form):
     at = data.draw(st.integers(0, t.ndim - 1))
     dim = t.names[at] if t.names[at] is not None and not torch_form else at
     dims = [s for i, s in enumerate(t.dims) if i != at or keepdim]
@@ -139,37 +146,37 @@ def test_extremes_and_their_labels(data, t, keepdim, torch_form):
         dims[at] = mo.BROADCAST.rename(t.names[at])
     for name in ("argmax", "argmin"):
         expected = getattr(torch, name)(t.data, at, keepdim)
-        got = getattr(torch, name)(t, dim, keepdim) if torch_form else getattr(t, name)(dim, keepdim)
-        check(got, expected, dims)
+        result = getattr(torch, name)(t, dim, keepdim) if torch_form else getattr(t, name)(dim, keepdim)
+        check(result, expected, dims)
         labels = getattr(t, name)(dim, keepdim, labels=True)
-        known = list(t.dims[at])
+        labels_of_axis = list(t.dims[at])
         if expected.ndim:
             assert labels.shape == tuple(expected.shape)
-            assert [*labels.flat] == [known[i] for i in expected.flatten().tolist()]
+            assert [*labels.flat] == [labels_of_axis[i] for i in expected.flatten().tolist()]
         else:
-            assert labels == known[int(expected)]
+            assert labels == labels_of_axis[int(expected)]
         place = np.unravel_index(int(getattr(torch, name)(t.data)), tuple(t.shape))
         whole = tuple(list(space)[i] for space, i in zip(t.dims, place, strict=True))
         assert getattr(t, name)(labels=True) == whole
         check(getattr(t, name)(), getattr(torch, name)(t.data), [])
     for name in ("max", "min"):
         expected = getattr(torch, name)(t.data, at, keepdim)
-        got = getattr(torch, name)(t, dim, keepdim) if torch_form else getattr(t, name)(dim, keepdim)
-        check(got.values, expected.values, dims)
-        check(got.indices, expected.indices, dims)
+        result = getattr(torch, name)(t, dim, keepdim) if torch_form else getattr(t, name)(dim, keepdim)
+        check(result.values, expected.values, dims)
+        check(result.indices, expected.indices, dims)
         check(getattr(t, name)(), getattr(t.data, name)(), [])
         check(getattr(torch, name)(t, t), t.data, t.dims)
 
 
 @given(data=st.data(), t=along, descending=st.booleans())
-def test_order_along_an_axis(data, t, descending):
+def test_sort_argsort_and_topk_equal_torch(data, t, descending):
     at = data.draw(st.integers(0, t.ndim - 1))
     dim = t.names[at] if t.names[at] is not None else at - t.ndim
     dims = positions_only(t, at)
     expected = torch.sort(t.data, dim=at, descending=descending, stable=True)
-    got = t.sort(dim, descending, stable=True)
-    check(got.values, expected.values, dims)
-    check(got.indices, expected.indices, dims)
+    result = t.sort(dim, descending, stable=True)
+    check(result.values, expected.values, dims)
+    check(result.indices, expected.indices, dims)
     check(t.argsort(dim, descending, stable=True), expected.indices, dims)
     check(torch.sort(t, at, descending).values, expected.values, dims)
     k = data.draw(st.integers(0, t.shape[at]))
@@ -178,7 +185,7 @@ def test_order_along_an_axis(data, t, descending):
 
 
 @given(data=st.data(), t=along)
-def test_scans_and_shares_keep_their_labels(data, t):
+def test_scans_and_softmax_keep_the_labels(data, t):
     at = data.draw(st.integers(0, t.ndim - 1))
     dim = t.names[at] if t.names[at] is not None else at
     check(t.cumsum(dim), t.data.cumsum(at), t.dims)
@@ -193,7 +200,7 @@ def test_scans_and_shares_keep_their_labels(data, t):
     check(F.normalize(x, dim=dim), F.normalize(x.data, dim=at), x.dims)
 
 
-def test_broadcast_axes_that_reductions_keep_stretch_again():
+def test_axes_kept_by_reductions_broadcast():
     t = mo.tensor([[1.0, 2.0], [3.0, 5.0]], y=["a", "b"], x=["p", "q"])
     centred = t - t.mean("x", keepdim=True)
     check(centred, t.data - t.data.mean(1, True), t.dims)
@@ -204,12 +211,12 @@ def test_broadcast_axes_that_reductions_keep_stretch_again():
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
                                   "binary_cross_entropy_with_logits"])  # fmt: skip
-def test_losses_are_paired_and_reduced(name, reduction):
+def test_losses_pair_by_label_and_equal_torch(name, reduction):
     a = mo.tensor([[0.25, 0.5], [0.125, 0.75]], y=["a", "b"], x=["p", "q"])
     b = mo.tensor([[1.0, 0.0], [0.25, 0.5]], x=["q", "p"], y=["b", "a"])
     raw_b = b.data.flip(0).flip(1).T
     loss = getattr(F, name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of sizes that would be stretched
-        got = loss(a, b, reduction=reduction)
-    check(got, loss(a.data, raw_b, reduction=reduction), a.dims if reduction == "none" else [])
+        result = loss(a, b, reduction=reduction)
+    check(result, loss(a.data, raw_b, reduction=reduction), a.dims if reduction == "none" else [])

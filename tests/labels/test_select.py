@@ -1,4 +1,4 @@
-"""Selection by label, interpolation and groups, against pandas, NumPy and plain loops."""
+"""Selection by label, interpolation and groups, compared with pandas, NumPy and loops."""
 
 import datetime
 
@@ -20,16 +20,16 @@ def series(labels):
 
 
 @given(numbers, ends, ends, st.booleans(), st.sampled_from([None, 1, 2]))
-def test_slices_of_labels_are_those_of_pandas(labels, start, stop, falls, step):
+def test_slices_of_labels_equal_those_of_pandas(labels, start, stop, falls, step):
     pandas = pytest.importorskip("pandas")
     labels = sorted(labels, reverse=falls)
     expected = pandas.Series(np.arange(len(labels), dtype=float), index=labels).loc[start:stop:step]
-    found = series(labels).sel(x=slice(start, stop, step))
-    assert list(found.dims[0].labels) == list(expected.index)
-    assert found.data.tolist() == expected.tolist()
+    result = series(labels).sel(x=slice(start, stop, step))
+    assert list(result.dims[0].labels) == list(expected.index)
+    assert result.data.tolist() == expected.tolist()
 
 
-def test_slices_of_labels_without_an_order_go_by_their_place():
+def test_slices_of_unordered_labels_go_by_position():
     t = series(["r", "g", "b", "k"])
     assert t.sel(x=slice("g", "b")).dims[0] == Space(["g", "b"], "x")
     assert t.sel(x=slice("b", "r")).shape == (0,)
@@ -45,7 +45,7 @@ def test_slices_of_labels_without_an_order_go_by_their_place():
 
 
 @given(numbers, st.integers(-25, 25), st.sampled_from(["nearest", "pad", "backfill"]), st.none() | st.integers(0, 4))
-def test_neighbours_are_those_of_pandas(labels, wanted, method, tolerance):
+def test_nearest_labels_equal_those_of_pandas(labels, wanted, method, tolerance):
     pandas = pytest.importorskip("pandas")
     t, index = series(labels), pandas.Index(sorted(labels))
     expected = index.get_indexer([wanted], method=method, tolerance=tolerance)[0]
@@ -56,7 +56,7 @@ def test_neighbours_are_those_of_pandas(labels, wanted, method, tolerance):
         assert t.sel(x=wanted, method=method, tolerance=tolerance).item() == labels.index(index[expected])
 
 
-def test_neighbours_of_several_labels_and_of_dates():
+def test_nearest_labels_of_lists_and_dates():
     t = series([0.0, 1.0, 2.0])
     assert t.sel(x=[0.9, 1.8], method="nearest").dims[0] == Space([1.0, 2.0], "x")
     assert t.sel(x=torch.tensor([0.1]), method="ffill").dims[0] == Space([0.0], "x")
@@ -76,23 +76,23 @@ def test_neighbours_of_several_labels_and_of_dates():
 
 
 @given(numbers, st.lists(st.floats(-20, 20), min_size=1, max_size=5, unique=True), st.randoms())
-def test_interpolation_is_that_of_numpy(labels, points, random):
+def test_interpolation_equals_that_of_numpy(labels, points, random):
     points = [point for point in points if min(labels) <= point <= max(labels)]
     assume(points)
     random.shuffle(labels)
     data = torch.randn(2, len(labels), dtype=torch.float64)
     t = mo.Tensor(data, (Space(2, "row"), Space(labels, "x")))
-    found = t.interp(x=points)
+    result = t.interp(x=points)
     order = np.argsort(labels)
     for row in range(2):
         expected = np.interp(points, np.array(labels)[order], data[row].numpy()[order])
-        assert np.allclose(found.data[row], expected)
-    assert found.dims == (Space(2, "row"), Space(points, "x"))
-    assert torch.allclose(t.interp(x=points[0]).data, found.data[:, 0])
+        assert np.allclose(result.data[row], expected)
+    assert result.dims == (Space(2, "row"), Space(points, "x"))
+    assert torch.allclose(t.interp(x=points[0]).data, result.data[:, 0])
 
 
 @pytest.mark.compiles_labels
-def test_interpolation_has_gradients_compiles_and_says_what_is_outside():
+def test_interpolation_has_gradients_compiles_and_refuses_points_outside():
     t = mo.tensor([0.0, 10.0, float("nan")], x=[0, 1, 2])
     assert t.interp(x=1).item() == 10.0
     with pytest.raises(ValueError, match=r"2\.5 is outside of the labels of axis 'x', from 0 to 2"):
@@ -113,24 +113,24 @@ def test_interpolation_has_gradients_compiles_and_says_what_is_outside():
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
-def test_groups_are_loops(groups):
+def test_reductions_of_groups_equal_loops(groups):
     data = torch.randn(2, len(groups), 3, dtype=torch.float64)
     t = mo.Tensor(data, (Space(2, "p"), Space([f"i{at}" for at in range(len(groups))], "item"), Space(3, "q")))
     grouped = t.groupby(item=dict(zip(t.dims[1], groups, strict=True)))
     names = list(dict.fromkeys(groups))
     for method in ("sum", "mean", "amax", "amin"):
-        found = getattr(grouped, method)()
-        assert found.dims == (t.dims[0], Space(names, "item"), t.dims[2])
+        result = getattr(grouped, method)()
+        assert result.dims == (t.dims[0], Space(names, "item"), t.dims[2])
         for at, name in enumerate(names):
             members = data[:, [i for i, group in enumerate(groups) if group == name]]
-            assert torch.allclose(found.data[:, at], getattr(members, method)(1))
+            assert torch.allclose(result.data[:, at], getattr(members, method)(1))
     assert list(grouped.sizes.items()) == [(name, groups.count(name)) for name in names]
     assert mo.equal(grouped.count(), mo.ones_like(t).groupby(1, groups).sum())
     assert mo.equal(t.groupby("item", lambda label: groups[int(label[1:])]).sum(), grouped.sum())
     assert mo.equal(t.groupby(1, groups).sum(), grouped.sum())
 
 
-def test_groups_that_do_not_fit():
+def test_invalid_groups_are_refused():
     t = series(["a", "b"])
     with pytest.raises(UnknownLabelError, match=r"no group: \['b'\]"):
         t.groupby(x={"a": 1})

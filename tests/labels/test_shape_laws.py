@@ -1,4 +1,4 @@
-"""Rearrangement: what each operation does to numbers and labels, and the pairs that undo each other."""
+"""Rearrangement: the values and labels of each operation, and pairs of operations that are inverse."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ some_axes = labelled(st.integers(1, 4), dtypes=ints, kinds=("positional", "label
 
 
 @given(t=tensors, data=st.data())
-def test_rename(t, data):
+def test_rename_changes_names_only(t, data):
     new = data.draw(st.permutations(["p", "q", "r", "s"]))[: t.ndim]
     dims = [space.rename(name) for space, name in zip(t.dims, new, strict=True)]
     check(t.rename(" ".join(new)) if t.ndim else t.rename(()), t.data, dims)
@@ -41,7 +41,7 @@ def test_any_name_can_be_a_keyword(name):
 
 
 @given(t=some_axes, data=st.data())
-def test_relabel(t, data):
+def test_relabel_changes_labels_only(t, data):
     at = data.draw(st.integers(0, t.ndim - 1))
     fresh = [("new", i) for i in range(t.shape[at])]
     dims = list(t.dims)
@@ -59,7 +59,7 @@ def test_relabel(t, data):
 
 
 @given(t=tensors, data=st.data())
-def test_align_to(t, data):
+def test_align_to_restores_the_order_of_axes_and_labels(t, data):
     other = data.draw(reordered(t))
     check(other.align_to(t.dims), t.data, t.dims)
     bare = t.rename([None] * t.ndim)
@@ -72,7 +72,7 @@ def test_align_to(t, data):
 
 
 @given(t=any_kind, data=st.data())
-def test_order_of_axes(t, data):
+def test_permutations_of_axes_equal_torch(t, data):
     order = data.draw(st.permutations(range(t.ndim)))
     dims = [t.dims[i] for i in order]
     check(t.permute(*order) if t.ndim else t.permute(()), t.data.permute(order), dims)
@@ -93,7 +93,7 @@ def test_order_of_axes(t, data):
 
 
 @given(t=any_kind, data=st.data())
-def test_axes_of_size_one(t, data):
+def test_unsqueeze_and_squeeze_are_inverse(t, data):
     at = data.draw(st.integers(-t.ndim - 1, t.ndim))
     wide = t.unsqueeze(at)
     dims = list(t.dims)
@@ -103,9 +103,9 @@ def test_axes_of_size_one(t, data):
     check(wide.squeeze(at), t.data, t.dims)
     check(t.unsqueeze(at, "new").squeeze("new"), t.data, t.dims)
     stretch = [i for i, space in enumerate(t.dims) if space.broadcast]
-    kept = [i for i in range(t.ndim) if i not in stretch]
-    check(t.squeeze(), t.data.squeeze(tuple(stretch)), [t.dims[i] for i in kept])
-    check(torch.squeeze(t), t.data.squeeze(tuple(stretch)), [t.dims[i] for i in kept])
+    remaining = [i for i in range(t.ndim) if i not in stretch]
+    check(t.squeeze(), t.data.squeeze(tuple(stretch)), [t.dims[i] for i in remaining])
+    check(torch.squeeze(t), t.data.squeeze(tuple(stretch)), [t.dims[i] for i in remaining])
     for i, size in enumerate(t.shape):
         if size == 1:
             check(t.squeeze(i), t.data.squeeze(i), t.dims[:i] + t.dims[i + 1 :])
@@ -115,7 +115,7 @@ def test_axes_of_size_one(t, data):
 
 
 @given(t=some_axes, data=st.data())
-def test_order_within_an_axis(t, data):
+def test_flip_and_roll_move_labels_with_their_entries(t, data):
     at = data.draw(st.integers(0, t.ndim - 1))
     shift = data.draw(st.integers(-5, 5))
     for got, raw in (
@@ -131,7 +131,7 @@ def test_order_within_an_axis(t, data):
             assert got.dims == t.dims
 
 
-# -- put together and taken apart --------------------------------------------------------------------------------------
+# -- concatenation and splitting --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=80)
@@ -141,20 +141,20 @@ def test_split_and_cat_are_inverse(t, data):
     size = t.shape[at]
     cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=3)))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-    pieces = t.split(sizes, t.names[at])
+    split_tensors = t.split(sizes, t.names[at])
     starts = [0, *cuts]
-    for piece, start, length in zip(pieces, starts, sizes, strict=True):
+    for part, start, length in zip(split_tensors, starts, sizes, strict=True):
         dims = list(t.dims)
         dims[at] = t.dims[at][start : start + length]
-        check(piece, t.data.narrow(at, start, length), dims)
+        check(part, t.data.narrow(at, start, length), dims)
     dims = list(t.dims)
     if dims[at].broadcast:
         dims[at] = mo.Space(1, t.names[at])
-    if not (t.dims[at].broadcast and len(pieces) == 1):
-        # Every piece may come in its own order along the other axes.
-        mixed = [pieces[0], *(data.draw(shuffled_but(piece, at)) for piece in pieces[1:])]
+    if not (t.dims[at].broadcast and len(split_tensors) == 1):
+        # Each part may have its own order along the other axes.
+        mixed = [split_tensors[0], *(data.draw(shuffled_but(part, at)) for part in split_tensors[1:])]
         check(mo.cat(mixed, t.names[at]), t.data, dims)
-        check(torch.cat(list(pieces), at), t.data, dims)
+        check(torch.cat(list(split_tensors), at), t.data, dims)
     n = data.draw(st.integers(1, 4))
     parts = t.split(n, at)
     assert (
@@ -167,15 +167,21 @@ def test_split_and_cat_are_inverse(t, data):
 
 @st.composite
 def shuffled_but(draw, t, at):
-    """Labels reordered along all axes but one, and axes permuted."""
+    """Draw an equal tensor with permuted axes, and with other orders of labels along all axes but one.
+
+    Args:
+        draw: Given by hypothesis.
+        t: The tensor.
+        at: The axis whose labels keep their order.
+    """
     data, dims = t.data, list(t.dims)
     for axis, space in enumerate(dims):
         if space.labelled and axis != at:
             order = draw(st.permutations(range(len(space))))
             data = data.index_select(axis, torch.tensor(order, dtype=torch.int64))
             dims[axis] = mo.Space([space[i] for i in order], space.name)
-    way = draw(st.permutations(range(t.ndim)))
-    return mo.Tensor(data.permute(way), [dims[i] for i in way])
+    permutation = draw(st.permutations(range(t.ndim)))
+    return mo.Tensor(data.permute(permutation), [dims[i] for i in permutation])
 
 
 @given(t=some_axes, data=st.data())
@@ -210,7 +216,7 @@ def test_flatten_and_unflatten_are_inverse(t, data):
     assert back.names[at : at + len(group)] == tuple(group)
     named = flat.unflatten("flat", **{space.name: space for space in spaces})
     check(named, back.data, back.dims)
-    if flat.dims[at].labelled:  # the labels say where everything goes, in any order
+    if flat.dims[at].labelled:  # the labels decide the positions, in any order
         mixed = data.draw(reordered(flat))
         assert as_mapping(mixed.unflatten("flat", spaces)) == as_mapping(t)
     check(torch.flatten(t), t.data.flatten(), torch.flatten(t).dims)
@@ -220,7 +226,7 @@ def test_flatten_and_unflatten_are_inverse(t, data):
 
 
 @given(data=st.data(), size=st.integers(0, 4), batch=st.integers(0, 2))
-def test_diagonal_goes_by_label(data, size, batch):
+def test_diagonal_pairs_by_label(data, size, batch):
     labels = data.draw(st.permutations("abcd"))[:size]
     raw = numbers((batch, size, size), torch.int64, data.draw(seeds))
     t = mo.tensor(raw, "n row col", row=labels, col=labels)
@@ -237,7 +243,7 @@ def test_diagonal_goes_by_label(data, size, batch):
 
 
 @given(t=labelled(st.integers(0, 3), dtypes=ints), extra=st.integers(0, 2))
-def test_one_hot(t, extra):
+def test_one_hot_has_an_axis_of_classes(t, extra):
     t = mo.Tensor(t.data.abs(), t.dims)
     size = (int(t.data.max()) + 1 if t.numel() else 1) + extra
     raw = torch.nn.functional.one_hot(t.data, size)
@@ -250,7 +256,7 @@ def test_one_hot(t, extra):
 
 @settings(max_examples=80)
 @given(t=labelled(st.integers(1, 3), st.integers(1, 4), ints), data=st.data())
-def test_index_add(t, data):
+def test_index_add_pairs_by_label(t, data):
     at = data.draw(st.integers(0, t.ndim - 1))
     count = data.draw(st.integers(0, 3))
     where = [data.draw(st.integers(0, t.shape[at] - 1)) for _ in range(count)]
@@ -273,7 +279,7 @@ def test_index_add(t, data):
 
 
 @given(t=tensors, data=st.data())
-def test_writing_aligns_what_is_written(t, data):
+def test_written_values_are_aligned(t, data):
     value = mo.Tensor(numbers(t.shape, torch.int64, data.draw(seeds)), t.dims)
     target = t.clone()
     target[...] = data.draw(reordered(value))

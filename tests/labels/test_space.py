@@ -1,4 +1,4 @@
-"""Space: an ordered set of labels. Its algebra against an ordered-set oracle, its identity, its laziness."""
+"""`Space`: its set algebra compared with lists, equality, copies, and constant cost for ranges."""
 
 import copy
 import pickle
@@ -20,25 +20,25 @@ names = st.sampled_from([None, "x", "channel"])
 kinds = ("positional", "labelled", "broadcast")
 
 
-@given(known=labels, name=names)
-def test_a_space_is_an_ordered_set(known, name):
-    space = Space(known, name)
-    assert len(space) == space.size == len(known)
-    assert list(space) == list(space.labels) == known
+@given(chosen=labels, name=names)
+def test_a_space_is_an_ordered_set(chosen, name):
+    space = Space(chosen, name)
+    assert len(space) == space.size == len(chosen)
+    assert list(space) == list(space.labels) == chosen
     assert space.name == name
     assert space.labelled
     assert not space.positional
     assert not space.broadcast
-    for at, label in enumerate(known):
+    for at, label in enumerate(chosen):
         assert space.index(label) == at
-        assert space[at] == space[at - len(known)] == label
+        assert space[at] == space[at - len(chosen)] == label
         assert label in space
     assert "absent" not in space
     assert [] not in space
 
 
 @given(a=labels, b=labels)
-def test_algebra(a, b):
+def test_set_operations_equal_those_of_lists(a, b):
     x, y = Space(a, "x"), Space(b)
     assert x | y == Space([*a, *(label for label in b if label not in a)], "x")
     assert x & y == Space([label for label in a if label in b], "x")
@@ -55,15 +55,17 @@ def test_algebra_of_positional_spaces(m, n):
     assert list(Space(m) - Space(n)) == list(range(n, m))
 
 
-@given(known=labels, data=st.data())
-def test_selection(known, data):
-    space = Space(known, "x")
+@given(chosen=labels, data=st.data())
+def test_selection_equals_that_of_lists(chosen, data):
+    space = Space(chosen, "x")
     edges = st.one_of(st.none(), st.integers(-7, 7))
     cut = slice(data.draw(edges), data.draw(edges), data.draw(st.sampled_from([None, 1, 2, -1, -3])))
-    assert space[cut] == Space(known[cut], "x")
-    assert Space(len(known), "x")[cut] == Space(len(known[cut]), "x")
-    some = data.draw(st.permutations(range(len(known))))[: data.draw(st.integers(0, len(known)))]
-    assert space[some] == space[tuple(some)] == space[np.array(some, dtype=int)] == Space([known[i] for i in some], "x")
+    assert space[cut] == Space(chosen[cut], "x")
+    assert Space(len(chosen), "x")[cut] == Space(len(chosen[cut]), "x")
+    some = data.draw(st.permutations(range(len(chosen))))[: data.draw(st.integers(0, len(chosen)))]
+    assert (
+        space[some] == space[tuple(some)] == space[np.array(some, dtype=int)] == Space([chosen[i] for i in some], "x")
+    )
 
 
 @given(a=spaces("x", kinds=kinds), b=spaces("x", kinds=kinds), c=spaces(kinds=kinds))
@@ -109,9 +111,9 @@ def test_the_same_integers_in_any_form_are_one_space():
     assert Space(np.int64(3)) == Space(torch.tensor(3)) == Space(3)
 
 
-@pytest.mark.parametrize("known", [range(3), [0, 1, 2, 5]], ids=["range", "tuple"])
-def test_labels_are_found_by_equality(known):
-    space = Space(known)
+@pytest.mark.parametrize("chosen", [range(3), [0, 1, 2, 5]], ids=["range", "tuple"])
+def test_labels_are_found_by_equality(chosen):
+    space = Space(chosen)
     for one in (1, 1.0, True, Fraction(1), np.int64(1), np.float64(1.0), 1 + 0j):
         assert one in space
         assert space.index(one) == 1
@@ -119,7 +121,7 @@ def test_labels_are_found_by_equality(known):
         assert other not in space
 
 
-def test_large_spaces_cost_nothing():
+def test_large_ranges_are_not_expanded():
     space = Space(10**12, "x")  # a loop over its labels would not end
     sub = space[5:-5:3]
     assert len(space) == 10**12
@@ -140,9 +142,9 @@ def test_large_spaces_cost_nothing():
 
 
 def test_a_space_is_immutable():
-    known = ["a", "b"]
-    space = Space(known, "x")
-    known.append("c")
+    chosen = ["a", "b"]
+    space = Space(chosen, "x")
+    chosen.append("c")
     assert list(space) == ["a", "b"]
     for attribute in ("name", "labels", "_labels", "size", "new"):
         with pytest.raises(AttributeError):
@@ -209,12 +211,12 @@ def test_broadcast_is_the_only_one_of_its_kind():
         (lambda: Space(2) | [1], TypeError, "unsupported operand"),
     ],
 )
-def test_what_a_space_refuses(make, error, message):
+def test_invalid_spaces_and_operations_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_unknown_labels_are_caught_as_anything_sensible():
+def test_unknown_label_errors_are_key_index_and_value_errors():
     assert issubclass(mo.UnknownLabelError, (KeyError, IndexError, ValueError))
     try:
         Space(["a"]).index("b")
@@ -227,7 +229,7 @@ def test_unknown_labels_are_caught_as_anything_sensible():
     st.lists(st.integers(-50, 50) | st.text(max_size=2), unique=True),
     st.lists(st.integers(-50, 50) | st.text(max_size=2)),
 )
-def test_many_labels_are_located_as_one_by_one(labels, wanted):
+def test_locate_finds_many_labels_like_index_finds_one(labels, wanted):
     space = Space(labels)
     expected = [labels.index(label) if label in labels else -1 for label in wanted]
     assert space.locate(wanted).tolist() == expected
@@ -235,7 +237,7 @@ def test_many_labels_are_located_as_one_by_one(labels, wanted):
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))
-def test_the_same_labels_in_any_order(left, right):
+def test_has_labels_of_ignores_the_order(left, right):
     assert Space(left).has_labels_of(Space(right)) == (set(left) == set(right))
 
 
@@ -244,7 +246,7 @@ def test_numbers_that_equal_integers_are_found_in_ranges_too():
     assert Space([5, 7]).locate([7.0, 5]).tolist() == [1, 0]
 
 
-def test_a_hundred_thousand_labels_are_paired():
+def test_tensors_with_many_labels_are_paired():
     n = 100_000
     labels = [f"g{i}" for i in range(n)]
     data = torch.arange(n)

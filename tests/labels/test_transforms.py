@@ -1,4 +1,4 @@
-"""Gradients, function transforms, copies and threads: labels are kept, or use is refused."""
+"""Gradients, function transforms, copies and threads: labels are kept, or the operation raises."""
 
 import copy
 import gc
@@ -21,14 +21,14 @@ from moduli.labels._tensor import wrap
 F64 = torch.float64
 
 
-def made(shape, names, seed=0, **labels):
+def random_tensor(shape, names, seed=0, **labels):
     return mo.tensor(torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed)), names, **labels)
 
 
-X = made((3, 4), "row col", 1, row=list("abc"))
-Y = made((4, 3), "col row", 2, row=list("cab"))
-SQUARE = made((3, 3), "row col", 3, row=list("abc"), col=list("bca"))
-W = made((2, 4), "out col", 4, out=["p", "q"])
+X = random_tensor((3, 4), "row col", 1, row=list("abc"))
+Y = random_tensor((4, 3), "col row", 2, row=list("cab"))
+SQUARE = random_tensor((3, 3), "row col", 3, row=list("abc"), col=list("bca"))
+W = random_tensor((2, 4), "out col", 4, out=["p", "q"])
 
 DIFFERENTIABLE = {
     "reordering add": lambda x, y: x + y,
@@ -57,7 +57,7 @@ DIFFERENTIABLE = {
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_are_right(name):
+def test_operations_pass_gradcheck(name):
     function = DIFFERENTIABLE[name]
 
     def plain(x, y):
@@ -68,11 +68,11 @@ def test_gradients_are_right(name):
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_have_the_labels_of_what_they_belong_to(name):
+def test_gradients_have_the_labels_of_their_tensor(name):
     x, y = X.attach(), Y.attach()
     DIFFERENTIABLE[name](x, y).sum().backward()
     assert x.grad.dims == X.dims
-    assert y.grad is None or y.grad.dims == Y.dims
+    assert y.grad is None if name == "masks" else y.grad.dims == Y.dims
     gradient = torch.func.grad(lambda x: DIFFERENTIABLE[name](x, Y).sum())(X)
     check(gradient, x.grad.data, X.dims)
 
@@ -112,20 +112,20 @@ def test_jacobians_by_dicts_have_the_axes_of_output_and_input(jacobian, total):
     p = parameters()
     raw = {name: value.data for name, value in p.items()}
     function = (lambda p: (model(p) ** 2).sum()) if total else model
-    found = jacobian(function)(p)
-    wanted = jacobian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
-    assert list(found) == list(p)
+    result = jacobian(function)(p)
+    expected = jacobian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
+    assert list(result) == list(p)
     for name in p:
-        torch.testing.assert_close(found[name].data, wanted[name])
-        assert repr(found[name])
+        torch.testing.assert_close(result[name].data, expected[name])
+        assert repr(result[name])
     if total:
-        assert found["w"].dims == p["w"].dims
-        assert found["b"].dims == p["b"].dims
+        assert result["w"].dims == p["w"].dims
+        assert result["b"].dims == p["b"].dims
     else:
-        # A name can stand for one axis only: the input's "out" keeps its labels.
-        assert found["w"].names == ("out", None, "k")
-        assert found["w"].dims[1].labels == ("p", "q")
-        assert found["plain"].names == ("out", None)
+        # A name can occur once, so the axis "out" of the input loses its name and keeps its labels.
+        assert result["w"].names == ("out", None, "k")
+        assert result["w"].dims[1].labels == ("p", "q")
+        assert result["plain"].names == ("out", None)
 
 
 @pytest.mark.parametrize("total", [False, True])
@@ -140,21 +140,21 @@ def test_jacobians_by_dicts_have_the_axes_of_output_and_input(jacobian, total):
 def test_hessians_by_dicts_are_dicts_of_dicts(hessian, total):
     p = parameters()
     raw = {name: value.data for name, value in p.items()}
-    found = hessian((lambda p: (model(p) ** 2).sum()) if total else model)(p)
-    wanted = hessian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
+    result = hessian((lambda p: (model(p) ** 2).sum()) if total else model)(p)
+    expected = hessian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
     for first in p:
         for second in p:
-            torch.testing.assert_close(found[first][second].data, wanted[first][second])
-            assert repr(found[first][second])
-    assert found["w"]["b"].names == (("out", "k", None) if total else ("out", None, "k", None))
+            torch.testing.assert_close(result[first][second].data, expected[first][second])
+            assert repr(result[first][second])
+    assert result["w"]["b"].names == (("out", "k", None) if total else ("out", None, "k", None))
 
 
 def test_outputs_in_containers_have_a_jacobian_each():
     p = parameters()
-    found = torch.func.jacrev(lambda p: {"y": model(p), "pair": (model(p).sum(), p["b"] * 2)})(p)
-    assert found["y"]["w"].names == ("out", None, "k")
-    assert found["pair"][0]["w"].names == ("out", "k")
-    torch.testing.assert_close(found["pair"][1]["b"].data, 2 * torch.eye(2, dtype=torch.float64))
+    result = torch.func.jacrev(lambda p: {"y": model(p), "pair": (model(p).sum(), p["b"] * 2)})(p)
+    assert result["y"]["w"].names == ("out", None, "k")
+    assert result["pair"][0]["w"].names == ("out", "k")
+    torch.testing.assert_close(result["pair"][1]["b"].data, 2 * torch.eye(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd])
@@ -162,15 +162,15 @@ def test_jacobians_have_the_axes_of_output_and_input(jacobian):
     def function(x):
         return mo.dot(W, x, over="col") * x.sum("col").exp()
 
-    got = jacobian(function)(X)
+    result = jacobian(function)(X)
     raw = jacobian(lambda x: (W.data @ x.T) * x.sum(1).exp())(X.data)
     out = function(X)
-    assert got.dims == (*out.dims, X.dims[0].rename(None), X.dims[1])
-    torch.testing.assert_close(got.data, raw)
+    assert result.dims == (*out.dims, X.dims[0].rename(None), X.dims[1])
+    torch.testing.assert_close(result.data, raw)
 
 
 def test_grad_of_several_and_value():
-    params = {"w": W, "b": made((2,), "out", 5, out=["q", "p"])}
+    params = {"w": W, "b": random_tensor((2,), "out", 5, out=["q", "p"])}
 
     def loss(params, x):
         return ((mo.einsum("out col, row col -> row out", params["w"], x) + params["b"]) ** 2).mean()
@@ -187,7 +187,7 @@ def test_grad_of_several_and_value():
     check(per_row["w"].mean("row"), gradients["w"].data, W.dims)
 
 
-def test_hessian():
+def test_the_hessian_has_the_axes_of_the_input_twice():
     got = torch.func.hessian(lambda x: (x**3).sum())(X[0])
     check(got, torch.diag(6 * X.data[0]), [X.dims[1], X.dims[1].rename(None)])
 
@@ -197,37 +197,37 @@ def test_hessian():
 
 @pytest.mark.parametrize("t", [X, SQUARE, SQUARE.rename([None, None])], ids=["oblong", "square", "unnamed"])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_torch_vmap_takes_the_right_axis(t, axis):
-    seen = []
+def test_torch_vmap_maps_over_the_given_axis(t, axis):
+    dims = []
 
     def inner(line):
-        seen.append(line.dims)
+        dims.append(line.dims)
         return (line * 2).data
 
-    got = torch.vmap(inner, in_dims=axis)(t)
+    result = torch.vmap(inner, in_dims=axis)(t)
     at = axis % 2
-    assert seen == [(t.dims[1 - at],)]
-    torch.testing.assert_close(got, t.data.movedim(at, 0) * 2)
+    assert dims == [(t.dims[1 - at],)]
+    torch.testing.assert_close(result, t.data.movedim(at, 0) * 2)
 
 
-def test_torch_vmap_nested_and_its_labelled_results_are_unfit():
-    cube = made((3, 3, 3), "x y z", x=list("abc"), y=list("abc"), z=list("abc"))
-    seen = []
+def test_nested_torch_vmap_works_and_labelled_results_refuse_operations():
+    cube = random_tensor((3, 3, 3), "x y z", x=list("abc"), y=list("abc"), z=list("abc"))
+    names = []
 
     def inner(line):
-        seen.append(line.names)
+        names.append(line.names)
         return line.sum(line.names[0])
 
-    got = torch.vmap(torch.vmap(inner, in_dims=1), in_dims=1)(cube)
-    assert seen == [("x",)]
-    torch.testing.assert_close(got, cube.data.permute(1, 2, 0).sum(2))
+    result = torch.vmap(torch.vmap(inner, in_dims=1), in_dims=1)(cube)
+    assert names == [("x",)]
+    torch.testing.assert_close(result, cube.data.permute(1, 2, 0).sum(2))
     with pytest.raises(ValueError, match="no longer fits"):
         torch.vmap(lambda line: line * 2)(X).names
 
 
 @settings(max_examples=40)
 @given(data=st.data(), t=labelled(st.integers(1, 4), st.integers(1, 3), st.just(torch.float64)))
-def test_vmap_by_name(data, t):
+def test_vmap_maps_over_a_named_axis(data, t):
     over = data.draw(st.sampled_from(t.names))
     at = t.names.index(over)
     rest = t.dims[:at] + t.dims[at + 1 :]
@@ -245,12 +245,12 @@ def test_vmap_aligns_broadcasts_and_returns_trees():
     def inner(x, y, scale, *, plain):
         return {"sum": (x + y) * scale, "pair": (x.sum(), plain[0] * y)}
 
-    scale = made((1, 4), "row col", 7).relabel("row", mo.BROADCAST)
-    got = mo.vmap(inner, over="row")(X, Y, scale, plain=[2.0])
+    scale = random_tensor((1, 4), "row col", 7).relabel("row", mo.BROADCAST)
+    result = mo.vmap(inner, over="row")(X, Y, scale, plain=[2.0])
     aligned = Y.align_to(X.dims)
-    check(got["sum"], (X.data + aligned.data) * scale.data, X.dims)
-    check(got["pair"][0], X.data.sum(1), X.dims[:1])
-    check(got["pair"][1], 2 * aligned.data, X.dims)
+    check(result["sum"], (X.data + aligned.data) * scale.data, X.dims)
+    check(result["pair"][0], X.data.sum(1), X.dims[:1])
+    check(result["pair"][1], 2 * aligned.data, X.dims)
     constant = mo.vmap(lambda x: W, over="row")(X)
     check(constant, W.data.expand(3, 2, 4), [X.dims[0], *W.dims])
     with pytest.raises(ValueError, match=r"axis 'row' differ.*\['a'\].*\['z'\]"):
@@ -259,18 +259,18 @@ def test_vmap_aligns_broadcasts_and_returns_trees():
         mo.vmap(lambda x, y: x, over="col")(X, Y[:2])
 
 
-def test_vmap_nests_and_shuffles_what_it_returns():
+def test_vmap_nests_and_accepts_functions_that_reorder():
     double = mo.vmap(mo.vmap(lambda x, y: x * y, over="col"), over="row")
     check(double(X, Y), X.data * Y.align_to(X.dims).data, X.dims)
     mixed = mo.vmap(lambda x: mo.matmul(SQUARE, x.rename(["col"]).relabel(col=list("abc"))), over="k")(
-        made((3, 2), "z k", 9)
+        random_tensor((3, 2), "z k", 9)
     )
     assert mixed.names == ("k", "row")
     random = mo.vmap(lambda x: x + mo.randn_like(x), over="row", randomness="different")(X)
     assert random.dims == X.dims
 
 
-def test_operations_that_look_at_labels_work_inside_vmap():
+def test_operations_on_labels_work_inside_vmap():
     inside = {
         "sel": lambda x: x.sel(z="b") * 2,
         "space": lambda x: x[mo.Space(["c", "a"])],
@@ -282,12 +282,12 @@ def test_operations_that_look_at_labels_work_inside_vmap():
         "diag": lambda x: x.diag_embed("w").diagonal(),
         "index_add": lambda x: x.index_add("z", None, mo.ones(z=["b"], dtype=F64)),
     }
-    t = made((2, 3), "n z", 11, z=list("abc"))
+    t = random_tensor((2, 3), "n z", 11, z=list("abc"))
     for name, function in inside.items():
         expected = mo.stack([as_labelled(function(t[i])) for i in range(2)], "n")
-        got = mo.vmap(function, over="n")(t)
-        assert got.dims == expected.dims, name
-        torch.testing.assert_close(got.data, expected.data)
+        result = mo.vmap(function, over="n")(t)
+        assert result.dims == expected.dims, name
+        torch.testing.assert_close(result.data, expected.data)
 
 
 def as_labelled(value):
@@ -297,7 +297,7 @@ def as_labelled(value):
 # -- trees, copies -----------------------------------------------------------------------------------------------------
 
 
-def test_trees():
+def test_tensors_are_pytrees():
     tree = {"x": X, "rest": [Y, (W,)]}
     doubled = pytree.tree_map(lambda leaf: leaf * 2, tree)
     check(doubled["rest"][1][0], W.data * 2, W.dims)
@@ -305,7 +305,7 @@ def test_trees():
     assert all(type(leaf) is torch.Tensor for leaf in leaves)
     check(pytree.tree_unflatten(leaves, spec)["x"], X.data, X.dims)
     check(pytree.tree_map(lambda leaf: leaf[:, :2], X), X.data[:, :2], [X.dims[0], mo.Space(2, "col")])
-    assert pytree.tree_map(str, X)._data == str(X.data)  # leaves may be anything on the way
+    assert pytree.tree_map(str, X)._data == str(X.data)  # leaves may be any objects
     with pytest.raises(ValueError, match="no longer fits"):
         pytree.tree_map(lambda leaf: leaf[:2], X).names
     paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path({"x": X})[0]]
@@ -322,7 +322,7 @@ def test_copies_keep_labels_and_share_axes(t):
     assert twice[0] is twice[1]
 
 
-def test_saving():
+def test_saved_tensors_keep_labels_and_requires_grad():
     file = io.BytesIO()
     torch.save(X.data, file)
     file.seek(0)
@@ -336,17 +336,17 @@ def test_saving():
     assert leaf.is_leaf
 
 
-# -- plans that outlive the mode they were made in ---------------------------------------------------------------------
+# -- cached plans across modes ---------------------------------------------------------------------
 
 
-def fresh(tag):
+def make_operands(tag):
     labels = [(tag, i) for i in range(3)]
     a = mo.tensor(torch.arange(3.0), x=labels)
     return a, mo.tensor(torch.arange(3.0), x=labels[::-1]), torch.tensor([2.0, 2.0, 2.0])
 
 
-def test_a_plan_made_in_inference_mode_trains():
-    a, b, total = fresh("inference")
+def test_a_plan_cached_in_inference_mode_is_differentiable():
+    a, b, total = make_operands("inference")
     with torch.inference_mode():
         assert torch.equal((a + b).data, total)
         mo.add(a, b.relabel(x=[0, 1, 2]), join="outer")
@@ -358,8 +358,8 @@ def test_a_plan_made_in_inference_mode_trains():
     assert other.grad.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_plan_made_with_fake_tensors_is_real():
-    a, b, total = fresh("fake")
+def test_a_plan_cached_with_fake_tensors_has_real_tensors():
+    a, b, total = make_operands("fake")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = [wrap(mode.from_tensor(t.data), t._axes) for t in (a, b)]
         assert (fake[0] + fake[1]).shape == (3,)
@@ -367,8 +367,8 @@ def test_a_plan_made_with_fake_tensors_is_real():
 
 
 @pytest.mark.parametrize("kind", ["grad", "vmap", "jacrev", "functional"])
-def test_a_plan_made_in_a_transform_is_plain(kind):
-    a, b, total = fresh(kind)
+def test_a_plan_cached_in_a_transform_has_plain_tensors(kind):
+    a, b, total = make_operands(kind)
     if kind == "grad":
         torch.func.grad(lambda t: (a + t).sum())(b)
     elif kind == "vmap":
@@ -385,7 +385,7 @@ def test_a_plan_made_in_a_transform_is_plain(kind):
     assert leaf.grad.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_ever_new_labels_do_not_pile_up():
+def test_caches_do_not_grow_with_new_labels():
     plain = mo.zeros(3)
     gc.collect()
     before = len(_axes._table)
@@ -400,7 +400,7 @@ def test_ever_new_labels_do_not_pile_up():
     assert len(plain._axes._plans) <= _axes._MOST_PLANS + 1
 
 
-def test_threads_agree():
+def test_operations_in_several_threads_are_correct():
     def work(seed):
         generator = torch.Generator().manual_seed(seed)
         for round in range(60):

@@ -1,4 +1,4 @@
-"""To xarray and back: nothing is lost of a named tensor, nothing ambiguous comes in."""
+"""Conversion to and from xarray: exact round trips, metadata, and errors for ambiguous arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def spaces(draw: st.DrawFn, name: str) -> Space:
 
 
 @given(st.data(), st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64]))
-def test_a_named_tensor_comes_back_exactly(data: st.DataObject, dtype: torch.dtype) -> None:
+def test_a_named_tensor_survives_the_round_trip(data: st.DataObject, dtype: torch.dtype) -> None:
     dims = tuple(data.draw(spaces(name)) for name in data.draw(st.sampled_from(["", "x", "xy", "xyz"])))
     t = Tensor(torch.ones([len(space) for space in dims], dtype=dtype), dims)
     back = from_xarray(to_xarray(t))
@@ -52,7 +52,7 @@ def test_a_named_tensor_comes_back_exactly(data: st.DataObject, dtype: torch.dty
     assert back.data.equal(t.data)
 
 
-def test_coordinates_come_from_labels_only() -> None:
+def test_only_labelled_axes_have_coordinates() -> None:
     array = tensor([[1.0, 2.0]], time=None, channel=["r", "g"]).to_xarray(name="light")
     assert array.name == "light"
     assert array.dims == ("time", "channel")
@@ -82,7 +82,7 @@ def test_conjugates_are_resolved_and_gradients_refused() -> None:
         to_xarray(zeros(x=2, requires_grad=True))
 
 
-def test_what_comes_in_is_checked() -> None:
+def test_invalid_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match=r"coordinate 'x'.*'a' occurs more than once"):
         from_xarray(xr.DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "a"]}))
     with pytest.raises(ValueError, match="coordinate 'x'"):
@@ -95,7 +95,7 @@ def test_what_comes_in_is_checked() -> None:
         from_xarray(xr.DataArray([1.0], dims="a b"))
 
 
-def test_times_and_scalars() -> None:
+def test_arrays_of_times_and_scalars_are_converted() -> None:
     when = np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[ns]")
     t = from_xarray(xr.DataArray([1.0, 2.0], dims="time", coords={"time": when}))
     assert t.dims[0].labels == (np.datetime64("2024-01-01"), np.datetime64("2024-01-02"))
@@ -106,7 +106,7 @@ def test_times_and_scalars() -> None:
     assert from_xarray(beside).dims == (Space(2, "x"),)
 
 
-def test_a_stretched_axis_that_was_cut_open_is_positional() -> None:
+def test_a_concatenated_broadcast_axis_is_positional() -> None:
     array = to_xarray(tensor([1.0], y=BROADCAST))
     assert from_xarray(array).dims == (BROADCAST.rename("y"),)
     wide = xr.concat([array, array], dim="y")
@@ -116,7 +116,7 @@ def test_a_stretched_axis_that_was_cut_open_is_positional() -> None:
     assert from_xarray(array).dims == (BROADCAST.rename("y"),)
 
 
-def test_without_xarray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversions_without_xarray_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ImportError, match=r"pip install moduli\[xarray\]"):
         to_xarray(zeros(2))
@@ -140,7 +140,7 @@ def rich() -> xr.DataArray:
     )
 
 
-def test_the_round_trip_is_identical() -> None:
+def test_the_round_trip_of_an_array_is_identical() -> None:
     array = rich()
     assert from_xarray(array).to_xarray().identical(array)
     assert from_xarray(array.isel(time=0)).to_xarray().identical(array.isel(time=0))
@@ -150,7 +150,7 @@ def test_the_round_trip_is_identical() -> None:
     assert from_xarray(array).to_xarray(name="snow").name == "snow"
 
 
-def test_metadata_stay_unless_operands_disagree() -> None:
+def test_metadata_are_kept_where_operands_agree() -> None:
     array, other = rich(), rich().assign_attrs(unit="cm")
     t, bare = from_xarray(array), Tensor(torch.ones(2, 3, dtype=torch.float64), from_xarray(rich()).dims)
     for same in (t * 2.0, torch.sin(t), -t, t + t, t + from_xarray(rich()), t + bare, bare * t, t.double(), t.clone()):
@@ -158,7 +158,7 @@ def test_metadata_stay_unless_operands_disagree() -> None:
         assert set(same.to_xarray().coords) == set(array.coords)
         assert same.to_xarray().name == "rain"
     different = (t + from_xarray(other)).to_xarray()
-    assert different.attrs == {"nested": {"a": [1, 2]}}  # what both say
+    assert different.attrs == {"nested": {"a": [1, 2]}}  # equal attributes of both
     assert (t + from_xarray(array.rename("snow"))).to_xarray().name is None
     assert t.sum().to_xarray().attrs == {}  # a number
     # Labels pair all the same.
@@ -181,7 +181,7 @@ def test_metadata_are_copies_and_survive_copy_pickle_and_compilation() -> None:
     assert compiled(t).to_xarray().identical(rich())
 
 
-def test_datasets_become_dicts_and_come_back_identical() -> None:
+def test_datasets_become_dicts_and_survive_the_round_trip() -> None:
     rain = rich()
     dataset = xr.Dataset({"rain": rain, "wind": rain.rename("wind").isel(time=0, drop=True) * 2}, attrs={"source": "x"})
     tensors = from_xarray(dataset)
@@ -196,7 +196,7 @@ def test_datasets_become_dicts_and_come_back_identical() -> None:
         to_xarray({"p": 3})
 
 
-def test_what_a_module_exports_is_a_dataset() -> None:
+def test_exports_of_a_module_become_a_dataset() -> None:
     from moduli.nn import Module
 
     net, net.inner = Module(), Module()
@@ -206,12 +206,12 @@ def test_what_a_module_exports_is_a_dataset() -> None:
     dataset = to_xarray(net.export_all())
     assert set(dataset.data_vars) == {"w", "inner.b", "inner.c"}
     assert dataset["w"].sel(channel="g") == 2.0
-    net.w = from_xarray(xr.DataArray([1.0], dims="x", name="told"))
+    net.w = from_xarray(xr.DataArray([1.0], dims="x", name="x"))
     assert net.w._axes.coordinates is None
 
 
 @pytest.mark.parametrize("order", ["moduli, xarray", "xarray, moduli"])
-def test_the_accessor_is_there_in_either_order(order: str) -> None:
+def test_the_accessor_is_registered_in_either_order_of_imports(order: str) -> None:
     program = f"""
 import subprocess
 import sys
@@ -225,12 +225,12 @@ assert sum(type(finder).__module__ == "moduli._accessor" for finder in sys.meta_
     assert done.returncode == 0, done.stderr
 
 
-def test_files_are_read_by_xarray() -> None:
+def test_open_dataset_refers_to_xarray() -> None:
     with pytest.raises(TypeError, match="use xarray, then from_xarray"):
         open_dataset("rain.nc", engine="netcdf4")
 
 
-def test_coordinates_and_units_follow() -> None:
+def test_coordinates_and_units_follow_selections() -> None:
     t = from_xarray(rich()).assign_coords(region=("site", ["n", "s", "n"]))
     part = t.sel(site=["c", "a"]).sel(time="2024-01-02").to_xarray()
     assert part.altitude.values.tolist() == [3.0, 1.0]
@@ -244,7 +244,7 @@ def test_coordinates_and_units_follow() -> None:
         t.assign_coords(region=["n", "s", "n"])
 
 
-def test_results_have_the_names_attributes_and_coordinates_that_xarray_gives_them() -> None:
+def test_results_have_the_metadata_that_xarray_gives_them() -> None:
     array = rich().assign_coords(site=["a", "b", "c"])
     array.site.attrs["long_name"] = "station"
     t, when = from_xarray(array), np.array(["2024-01-02"], "datetime64[ns]")

@@ -1,4 +1,4 @@
-"""Differences of layouts: found exactly when fingerprints differ, and named."""
+"""`diff`: None exactly when fingerprints agree, and otherwise a difference with a path and a sentence."""
 
 import copy
 
@@ -27,7 +27,7 @@ def test_diff_is_none_exactly_when_fingerprints_agree(left, right):
 
 
 @given(modules(), st.data())
-def test_diff_sees_what_an_edit_did(net, data):
+def test_diff_reports_an_edit_exactly_when_the_fingerprint_changes(net, data):
     before = layout_of(net)
     edit(data, net)
     after = layout_of(net)
@@ -88,7 +88,7 @@ def tied(*positions, count=3):
         ),
     ],
 )
-def test_differences_are_named(left, right, expected, sentence):
+def test_differences_have_a_path_a_kind_and_a_sentence(left, right, expected, sentence):
     assert diff(left, right) == expected
     assert diff(layout_of(left), layout_of(right)) == expected
     assert str(expected) == sentence

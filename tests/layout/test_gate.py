@@ -1,4 +1,4 @@
-"""The gate: wherever two stored tensors meet, labels decide which entry meets which, never positions."""
+"""Alignment by labels: wherever two stored tensors are combined, entries pair by label, never by position."""
 
 import copy
 import operator
@@ -21,7 +21,7 @@ AXES = {"same axes": "c x", "turned axes": "x c"}
 
 @nograd_tensors("offset")
 class Net(Module):
-    """One labelled matrix, one labelled buffer that takes part, and one plain parameter."""
+    """One labelled matrix, one labelled buffer that operations apply to, and one plain parameter."""
 
     def __init__(self, order, axes, seed):
         super().__init__()
@@ -40,7 +40,7 @@ def particle(order="same", axes="same axes", seed=0):
 
 
 def by_label(net):
-    """The values of a model in the order of the first one's labels."""
+    """Return the values of a model with axes `c` and `x` and labels in the order of `ORDERS["same"]`."""
     channel, x = (mo.Space(each, name=name) for each, name in ((ORDERS["same"], "c"), (("p", "q"), "x")))
     tensors = net.w.align_to([channel, x]).data, net.offset.align_to([channel]).data, net.plain
     return [tensor.detach() for tensor in tensors]
@@ -50,8 +50,8 @@ def lerp_(a, b):
     return particles.lerp_(a, b, 0.25)
 
 
-def informations(net):
-    """A Fisher information that belongs to labels, as the values of the model do."""
+def fisher_information(net):
+    """Return a Fisher information for each parameter, computed from its values and so labelled like them."""
     return {name: param.detach() * 2 + 1 for name, param in net.named_parameters()}
 
 
@@ -74,7 +74,7 @@ MODELS = {
     "merge": lambda a, b: merge.linear([a, b], weights=[0.25, 0.75]),
     "task arithmetic": lambda a, b: merge.task_arithmetic(a, [b, b], 0.5),
     "slerp": lambda a, b: merge.slerp(a, b, 0.3),
-    "fisher": lambda a, b: merge.fisher([a, b], [informations(a), informations(b)]),
+    "fisher": lambda a, b: merge.fisher([a, b], [fisher_information(a), fisher_information(b)]),
     "average": average,
     "load": lambda a, b: (a.load_state_dict(b.state_dict()), a)[1],
     "assigning load": lambda a, b: (a.load_state_dict(b.state_dict(), assign=True), a)[1],
@@ -83,20 +83,20 @@ MODELS = {
 }
 
 
-def same(found, expected):
-    for x, y in zip(by_label(found), by_label(expected), strict=True):
+def assert_same(result, expected):
+    for x, y in zip(by_label(result), by_label(expected), strict=True):
         torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("operation", MODELS)
-def test_models_meet_by_label(operation, order, axes):
+def test_models_are_combined_by_label(operation, order, axes):
     act, left, plain = MODELS[operation], particle(), particle(seed=1)
     expected = act(copy.deepcopy(left), plain)
-    found = act(left, particle(order, axes, seed=1))
-    same(found, expected)
-    assert tuple(found.w.dims[0]) == ORDERS["same"]
+    result = act(left, particle(order, axes, seed=1))
+    assert_same(result, expected)
+    assert tuple(result.w.dims[0]) == ORDERS["same"]
 
 
 MEASURES = {
@@ -109,7 +109,7 @@ MEASURES = {
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("measure", MEASURES)
-def test_measures_of_models_meet_by_label(measure, order, axes):
+def test_measures_of_models_pair_entries_by_label(measure, order, axes):
     expected = MEASURES[measure](particle(), particle(seed=1))
     torch.testing.assert_close(MEASURES[measure](particle(), particle(order, axes, seed=1)), expected)
 
@@ -118,22 +118,22 @@ def population(order="same", axes="same axes", seed=0, count=3):
     return mo.Population.from_modules([particle(order, axes, seed + 10 * i) for i in range(count)])
 
 
-def replaced(a, b):
+def replace_members(a, b):
     a.replace([0, 1, 2], b)
     return a
 
 
-def assigned(a, b):
+def assign_members(a, b):
     a[:] = b
     return a
 
 
-def loaded(a, b):
+def load_members(a, b):
     a.load_state_dict(b.state_dict())
     return a
 
 
-def crossed(kind):
+def cross_over(kind):
     seeds = torch.arange(3)
     return lambda a, b: a.crossover(b, kind, seeds=seeds)
 
@@ -146,59 +146,59 @@ POPULATIONS = {
     "lerp_": lambda a, b: a.lerp_(b, 0.25),
     "axpy_": lambda a, b: a.axpy_(0.5, b),
     "where": lambda a, b: a.where(torch.tensor([True, False, False]), b),
-    "replace": replaced,
-    "assign": assigned,
+    "replace": replace_members,
+    "assign": assign_members,
 }
 BOTH = POPULATIONS | {
     "map": lambda a, b: a.map(torch.maximum, b),
-    "load": loaded,
-    **{kind: crossed(kind) for kind in ("uniform", "one_point", "layer", "arithmetic")},
+    "load": load_members,
+    **{kind: cross_over(kind) for kind in ("uniform", "one_point", "layer", "arithmetic")},
 }
 NUMBERS = {name: lambda a, b, name=name: getattr(a, name)(b) for name in ("dot", "cosine", "distance")}
 
 
-def same_members(found, expected):
-    for x, y in zip(found, expected, strict=True):
-        same(x, y)
+def assert_same_members(results, expected):
+    for x, y in zip(results, expected, strict=True):
+        assert_same(x, y)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("operation", BOTH)
-def test_populations_meet_by_label(operation, order, axes):
+def test_populations_are_combined_by_label(operation, order, axes):
     expected = BOTH[operation](population(), population(seed=1))
-    same_members(BOTH[operation](population(), population(order, axes, seed=1)), expected)
+    assert_same_members(BOTH[operation](population(), population(order, axes, seed=1)), expected)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("operation", [name for name in POPULATIONS if name != "reflected"])
-def test_populations_meet_models_by_label(operation, order, axes):
+def test_populations_and_models_are_combined_by_label(operation, order, axes):
     expected = POPULATIONS[operation](population(), particle(seed=1))
-    same_members(POPULATIONS[operation](population(), particle(order, axes, seed=1)), expected)
+    assert_same_members(POPULATIONS[operation](population(), particle(order, axes, seed=1)), expected)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_model_before_a_population_brings_its_buffers_by_label(order, axes):
+def test_buffers_of_a_left_model_pair_with_a_population_by_label(order, axes):
     expected = particle(seed=1) - population()
-    same_members(particle(order, axes, seed=1) - population(), expected)
+    assert_same_members(particle(order, axes, seed=1) - population(), expected)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("measure", [*NUMBERS, "distances"])
-def test_measures_of_populations_meet_by_label(measure, order, axes):
+def test_measures_of_populations_pair_entries_by_label(measure, order, axes):
     act = NUMBERS.get(measure, lambda a, b: a.distances(b))
     torch.testing.assert_close(act(population(), population(order, axes, 1)), act(population(), population(seed=1)))
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_members_of_a_class_that_orders_its_labels_as_it_likes_are_stacked_by_label(order):
-    made = iter(("same", order, "reversed"))
-    pop = mo.Population.of(lambda: Net(ORDERS[next(made)], "c x", 7), 3)
+def test_members_with_labels_in_different_orders_are_stacked_by_label(order):
+    orders = iter(("same", order, "reversed"))
+    pop = mo.Population.of(lambda: Net(ORDERS[next(orders)], "c x", 7), 3)
     for member in pop:
-        same(member, Net(ORDERS["same"], "c x", 7))
+        assert_same(member, Net(ORDERS["same"], "c x", 7))
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def population_of(net):
     return mo.Population.from_modules([net, net, net])
 
 
-# -- the gate itself ---------------------------------------------------------------------------------------------------
+# -- align and align_axes ---------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_is_worked_out_once_for_a_pair_of_layouts(monkeypatch):
+def test_alignment_is_computed_once_for_a_pair_of_layouts(monkeypatch):
     left, right = layout_of(particle()), layout_of(particle("reversed"))
     first = align(left, right)
     monkeypatch.setattr("moduli.layout._gate._compute", None)
@@ -250,12 +250,12 @@ def test_labels_are_part_of_a_structure_but_not_of_the_fingerprint():
     assert layout_of(a)["tensor:w"].axes == (Axis("c", ("r", "g", "b")), Axis("x", ("p", "q")))
 
 
-def test_a_range_and_a_tuple_of_the_same_labels_are_in_order():
+def test_a_range_and_a_tuple_with_equal_labels_need_no_reordering():
     assert align_axes((Axis(None, range(3)),), (Axis(None, (0, 1, 2)),)) is None
     assert align_axes((Axis(None, range(3)),), (Axis(None, (2, 1, 0)),)).index == ((2, 1, 0),)
 
 
-def test_axes_without_labels_take_any_and_names_must_agree():
+def test_axes_without_labels_pair_with_any_labels_and_names_must_agree():
     assert align_axes((Axis(None, None),), (Axis("c", ("a", "b")),)) is None
     with pytest.raises(AxesError, match="axis 'a' of here is axis 'b' of there"):
         align_axes((Axis("a", None), Axis(None, None)), (Axis("b", None), Axis(None, None)), ("here", "there"))
@@ -265,20 +265,20 @@ def test_axes_without_labels_take_any_and_names_must_agree():
         align_axes((Axis("a", None),), (Axis("a", None), Axis("b", None)))
 
 
-def test_state_follows_its_parameter():
+def test_state_is_reordered_like_its_parameter():
     reorder = Reorder((1, 0), (None, (2, 0, 1)))
     value = torch.arange(6.0).reshape(3, 2)
     expected = value.T[:, [2, 0, 1]]
     state = {"step": torch.tensor(4.0), "pair": [value, (value + 1,)], "rows": torch.arange(3.0)[:, None], "other": "x"}
-    found = reorder_state(state, reorder, (3, 2))
-    assert torch.equal(found["pair"][0], expected)
-    assert torch.equal(found["pair"][1][0], expected + 1)
-    assert found["rows"].tolist() == [[2.0, 0.0, 1.0]]
-    assert (found["step"], found["other"]) == (state["step"], "x")
+    reordered = reorder_state(state, reorder, (3, 2))
+    assert torch.equal(reordered["pair"][0], expected)
+    assert torch.equal(reordered["pair"][1][0], expected + 1)
+    assert reordered["rows"].tolist() == [[2.0, 0.0, 1.0]]
+    assert (reordered["step"], reordered["other"]) == (state["step"], "x")
     assert torch.equal(state["pair"][0], value)
 
 
-# -- what a tensor is computed from keeps its axes (J3) -----------------------------------------------------------------
+# -- the tensors that a pruned or parametrized tensor is computed from ---------------------------------------------------
 
 
 class Double(nn.Module):
@@ -287,7 +287,7 @@ class Double(nn.Module):
 
 
 class Low(nn.Module):
-    """A parametrization with a parameter of its own, which has no axes to be reordered by."""
+    """A parametrization with a parameter of one value per row."""
 
     def __init__(self, rows):
         super().__init__()
@@ -320,7 +320,7 @@ WRAPS = {"prune": prune, "parametrize": parametrize, "weight_norm": weight_norm,
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("meet", ["load", "add", "population", "merge"])
-def test_what_a_tensor_is_computed_from_keeps_its_axes(wrap, order, meet):
+def test_the_originals_of_a_computed_tensor_are_combined_by_label(wrap, order, meet):
     if wrap == "old weight_norm" and meet in ("population", "merge"):
         pytest.skip("torch can't copy such a module")
     nets = [particle(), particle(order, seed=1), particle(seed=1)]
@@ -331,23 +331,24 @@ def test_what_a_tensor_is_computed_from_keeps_its_axes(wrap, order, meet):
     left, right, plain = nets
     if meet == "load":
         left.load_state_dict(right.state_dict())
-        found, expected = left, plain
+        result, expected = left, plain
     elif meet == "merge":
-        found, expected = merge.linear([left, right]), merge.linear([left, plain])
+        result, expected = merge.linear([left, right]), merge.linear([left, plain])
     elif meet == "population":
-        found, expected = ((population_of(left) + population_of(each))[0] for each in (right, plain))
+        result, expected = ((population_of(left) + population_of(each))[0] for each in (right, plain))
     else:
-        found, expected = left + right, left + plain
-    torch.testing.assert_close(dict(found.state_dict()), dict(expected.state_dict()))
+        result, expected = left + right, left + plain
+    torch.testing.assert_close(dict(result.state_dict()), dict(expected.state_dict()))
 
 
-def test_what_has_no_axes_to_be_reordered_by_is_refused():
-    left, right = particle(), particle("reversed")
-    for net in (left, right):
+def test_parameters_of_a_parametrization_are_not_reordered():
+    left, right, plain = particle(), particle("reversed", seed=1), particle(seed=1)
+    for net in (left, right, plain):
         nn.utils.parametrize.register_parametrization(net, "tensor:w", Low(3))
-    right_order = particle()
-    nn.utils.parametrize.register_parametrization(right_order, "tensor:w", Low(3))
-    assert left + right_order is not None
+    assert_same(left + right, left + plain)
+
+
+def test_tensors_that_cannot_be_reordered_are_refused():
     nets = particle(), particle("reversed")
     for net in nets:
         nn.utils.parametrizations.spectral_norm(net, "tensor:w")
@@ -355,7 +356,7 @@ def test_what_has_no_axes_to_be_reordered_by_is_refused():
         nets[0] + nets[1]
 
 
-def test_an_attribute_of_a_foreign_class_is_no_table_of_labels():
+def test_an_attribute_called_labelled_on_another_class_is_ignored():
     net = nn.Linear(2, 1)
     net._labelled = [3]
     assert not layout_of(net).labelled
@@ -381,9 +382,9 @@ def step(net, optimizer, count):
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_the_state_of_an_optimizer_follows_its_parameter_through_a_file(kind, order, axes, tmp_path):
+def test_optimizer_state_is_loaded_by_label(kind, order, axes, tmp_path):
     if kind == "Adafactor" and axes == "turned axes":
-        pytest.skip("what Adafactor calls rows and columns depends on the order of axes")
+        pytest.skip("Adafactor's row and column averages depend on the order of axes")
     source = Net(ORDERS["same"], "c x", 0)
     optimizer = OPTIMIZERS[kind](source)
     step(source, optimizer, 3)
@@ -391,22 +392,22 @@ def test_the_state_of_an_optimizer_follows_its_parameter_through_a_file(kind, or
     target = Net(ORDERS[order], AXES[axes], 5)
     other = OPTIMIZERS[kind](target)
     mo.load(tmp_path / "a.safetensors", target, optimizer=other)
-    same(target, source)
+    assert_same(target, source)
     step(source, optimizer, 5)
     step(target, other, 5)
-    same(target, source)
+    assert_same(target, source)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_populations_go_through_files_by_label(order, axes, tmp_path):
+def test_populations_are_loaded_by_label(order, axes, tmp_path):
     source, target = population(seed=1), population(order, axes)
     mo.save(tmp_path / "a.safetensors", population=source)
     mo.load(tmp_path / "a.safetensors", population=target)
-    same_members(target, source)
+    assert_same_members(target, source)
 
 
-def test_a_population_refuses_other_labels_and_warns_of_lost_ones():
+def test_loading_a_population_raises_on_other_labels_and_warns_of_missing_ones():
     source, net = population(seed=1), particle()
     net.w = mo.tensor(torch.ones(3, 2), c=["r", "g", "k"], x=["p", "q"])
     target = population_of(net)
@@ -423,8 +424,8 @@ def test_a_population_refuses_other_labels_and_warns_of_lost_ones():
 
 
 @pytest.mark.parametrize("name", ["prune", "weight_norm", "spectral_norm"])
-def test_a_result_has_computed_attributes_of_its_own(name):
-    """Those of the operand would have its values, and its history, until the first call."""
+def test_a_result_computes_its_own_pruned_and_normed_attributes(name):
+    """A computed attribute shared with the operand would keep the operand's values and history until the first call."""
     net = mo.adopt(nn.Linear(3, 2))
     if name == "prune":
         l1_unstructured(net, "weight", 2)
@@ -464,8 +465,8 @@ KINDS = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_decide_in_every_dtype(kind, dtype):
-    """Half precision and complex numbers take other ways through kernels and merges."""
+def test_entries_pair_by_label_in_every_dtype(kind, dtype):
+    """Half precision and complex numbers take other code paths in kernels and merges."""
     act, expected = KINDS[kind]
     a, b = Gain([1.0, 2.0], ["r", "g"], dtype), Gain([20.0, 10.0], ["g", "r"], dtype)
     assert act(a, b).w.sel(ch="r").item() == expected

@@ -1,4 +1,4 @@
-"""The guard: what is registered is as it was unless the block ends well, and signals wait for the end of a deferred block."""
+"""Guards: registered values are restored unless the block succeeds, and signals wait for the end of a deferred block."""
 
 import collections
 import os
@@ -42,9 +42,9 @@ def change(state):
     torch.rand(1, generator=state["generator"])
 
 
-def test_states_and_tensors_are_as_they_were():
+def test_states_and_tensors_are_restored():
     state, w = make_state(), nn.Parameter(torch.ones(2))
-    row, drawn = state["average"], state["generator"].get_state()
+    average, generator_state = state["average"], state["generator"].get_state()
     memory = w.data_ptr()
     with pytest.raises(Stop), Guard() as guard:
         guard.states(state)
@@ -56,19 +56,19 @@ def test_states_and_tensors_are_as_they_were():
     assert torch.is_grad_enabled()
     assert list(state) == ["step", "average", "history", "nested", "generator"]
     assert state["step"] == 1
-    assert state["average"] is row
-    assert row.tolist() == [1, 1]
+    assert state["average"] is average
+    assert average.tolist() == [1, 1]
     assert [t.tolist() for t in state["history"]] == [[0]]
     assert state["history"].maxlen == 3
     assert state["nested"]["list"][0] == 1
     assert state["nested"]["list"][1].tolist() == [5, 5]
     assert state["nested"]["pair"][0] == 7
-    assert torch.equal(state["generator"].get_state(), drawn)
+    assert torch.equal(state["generator"].get_state(), generator_state)
     assert w.tolist() == [1, 1]
     assert w.data_ptr() == memory
 
 
-def test_a_block_that_ends_well_keeps_its_writes():
+def test_a_block_that_succeeds_keeps_its_writes():
     w, row = torch.ones(2), {"a": 1}
     with Guard() as guard:
         guard.tensors([w])
@@ -85,7 +85,7 @@ def test_a_block_that_ends_well_keeps_its_writes():
     assert w.tolist() == [3, 3]
 
 
-def test_what_was_not_written_keeps_its_version():
+def test_an_unwritten_tensor_keeps_its_version():
     w = torch.ones(2)
     version = w._version
     with pytest.raises(Stop), Guard() as guard:
@@ -94,7 +94,7 @@ def test_what_was_not_written_keeps_its_version():
     assert w._version == version
 
 
-def test_what_can_not_be_put_back_is_told_and_the_rest_is_put_back():
+def test_a_failing_undo_is_noted_on_the_error_and_the_others_still_run():
     w = torch.ones(1)
     with pytest.raises(Stop) as error, Guard() as guard:
         guard.tensors([w])
@@ -107,20 +107,20 @@ def test_what_can_not_be_put_back_is_told_and_the_rest_is_put_back():
 
 @pytest.fixture
 def calls():
-    found = []
+    numbers = []
 
     def raise_stop(number, frame):
-        found.append(number)
+        numbers.append(number)
         raise Stop(str(number))
 
     before = {number: signal.signal(number, raise_stop) for number in (signal.SIGUSR1, signal.SIGALRM)}
-    yield found
+    yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 def test_signals_wait_for_the_end_of_a_deferred_block(calls):
-    done, mine = [], signal.getsignal(signal.SIGUSR1)
+    done, handler = [], signal.getsignal(signal.SIGUSR1)
     with pytest.raises(Stop, match=str(int(signal.SIGUSR1))), Guard(deferred=True):
         signal.raise_signal(signal.SIGUSR1)
         with Guard(deferred=True):
@@ -128,21 +128,21 @@ def test_signals_wait_for_the_end_of_a_deferred_block(calls):
         done.append(1)
     assert done == [1]
     assert calls == [signal.SIGUSR1]
-    assert signal.getsignal(signal.SIGUSR1) is mine
+    assert signal.getsignal(signal.SIGUSR1) is handler
 
 
-def test_a_handler_that_stays_in_place_calls_the_one_that_it_replaced(calls):
-    mine = signal.getsignal(signal.SIGUSR1)
+def test_a_guard_that_keeps_its_handler_installed_calls_the_replaced_one(calls):
+    handler = signal.getsignal(signal.SIGUSR1)
     with Guard(deferred="often"):
         pass
-    assert signal.getsignal(signal.SIGUSR1) is not mine
+    assert signal.getsignal(signal.SIGUSR1) is not handler
     for _ in range(2):
         with pytest.raises(Stop):
             signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(Stop), Guard(deferred=True):
             signal.raise_signal(signal.SIGUSR1)
     assert len(calls) == 4
-    signal.signal(signal.SIGUSR1, mine)  # a program may put its own back at any time
+    signal.signal(signal.SIGUSR1, handler)  # a program may restore its handler at any time
     with pytest.raises(Stop), Guard(deferred="often"):
         signal.raise_signal(signal.SIGUSR1)
     assert len(calls) == 5
@@ -170,19 +170,19 @@ def test_signals_are_handled_where_interrupts_are_allowed(calls):
         guard.tensors([w])
         w.zero_()
         signal.raise_signal(signal.SIGUSR1)
-        with allow_interrupts():  # what has waited is handled first
+        with allow_interrupts():  # pending signals are handled first
             w.add_(5)
     assert w == 1
     with pytest.raises(Stop), Guard(deferred=True):
         with allow_interrupts(), Guard(deferred=True):
             pass
-        signal.raise_signal(signal.SIGUSR1)  # held back again
+        signal.raise_signal(signal.SIGUSR1)  # deferred again
         w.add_(1)
     assert w == 2
 
 
-def test_a_handler_that_is_installed_meanwhile_stays(calls):
-    mine = signal.getsignal(signal.SIGUSR1)
+def test_a_handler_installed_inside_the_block_stays(calls):
+    handler = signal.getsignal(signal.SIGUSR1)
 
     def other(number, frame):
         pass
@@ -190,10 +190,10 @@ def test_a_handler_that_is_installed_meanwhile_stays(calls):
     with Guard(deferred=True), allow_interrupts():
         signal.signal(signal.SIGUSR1, other)
     assert signal.getsignal(signal.SIGUSR1) is other
-    signal.signal(signal.SIGUSR1, mine)
+    signal.signal(signal.SIGUSR1, handler)
 
 
-def test_other_threads_hold_nothing_back(calls):
+def test_guards_in_other_threads_do_not_defer_signals(calls):
     inside, go = threading.Event(), threading.Event()
 
     def work():
@@ -214,7 +214,7 @@ def test_other_threads_hold_nothing_back(calls):
 
 
 class Raises(Module):
-    """Raises at a step."""
+    """A link that raises at one step."""
 
     def __init__(self, at):
         super().__init__()
@@ -228,7 +228,7 @@ class Raises(Module):
 
 
 class Moves(Module):
-    """Writes to the parameters without saying so."""
+    """A link that writes to the parameters directly."""
 
     def apply(self, objective):
         for param in objective.params:
@@ -237,7 +237,7 @@ class Moves(Module):
 
 
 class Late(TensorTransform):
-    """Keeps an average that is made at the first step."""
+    """A link whose average is allocated at its first step."""
 
     def single_tensor_update(self, tensor, param, grad, loss, state, setting):
         state["average"] = tensor.clone() if "average" not in state else state["average"].lerp_(tensor, 0.5)
@@ -254,7 +254,7 @@ def freeze(opt):
 
 
 @pytest.mark.parametrize(("at", "fuse"), [(0, "auto"), (0, False), (2, False)])
-def test_a_link_that_raises_leaves_parameters_and_state(at, fuse):
+def test_a_link_that_raises_changes_neither_parameters_nor_state(at, fuse):
     w = nn.Parameter(torch.ones(3))
     moves = [Moves()] if fuse is False else []
     opt = mo.Optimizer([w], *moves, m.HeavyBall(0.9), Late(), Raises(at), m.LR(0.1), fuse=fuse)
@@ -262,7 +262,7 @@ def test_a_link_that_raises_leaves_parameters_and_state(at, fuse):
         w.grad = torch.ones(3)
         opt.step()
     before, state = w.detach().clone(), freeze(opt)
-    links = {path: kept["global"] for path, kept in opt.state_dict()["links"].items()}
+    links = {path: link["global"] for path, link in opt.state_dict()["links"].items()}
     w.grad = torch.ones(3)
     with pytest.raises(Stop):
         opt.step()
@@ -271,32 +271,32 @@ def test_a_link_that_raises_leaves_parameters_and_state(at, fuse):
     after = freeze(opt)
     assert after.keys() == state.keys()
     assert all(torch.equal(after[k][name], value) for k, row in state.items() for name, value in row.items())
-    assert {path: kept["global"] for path, kept in opt.state_dict()["links"].items()} == links
+    assert {path: link["global"] for path, link in opt.state_dict()["links"].items()} == links
 
 
-def test_a_closure_is_interrupted_and_an_update_is_not(calls):
+def test_signals_interrupt_a_closure_but_not_an_update(calls):
     w = nn.Parameter(torch.ones(3))
-    seen = []
+    events = []
 
     class Signals(Module):
         def apply(self, objective):
             signal.raise_signal(signal.SIGUSR1)
-            seen.append("link")
+            events.append("link")
             return objective
 
     def loss():
         signal.raise_signal(signal.SIGUSR1)
-        seen.append("closure")
+        events.append("closure")
         return (w**2).sum()
 
     with pytest.raises(Stop):
         mo.Optimizer([w], m.Adam(), m.LR(0.1)).step(mo.closure(loss))
-    assert not seen
+    assert not events
     assert torch.equal(w, torch.ones(3))
     w.grad = torch.ones(3)
     opt = mo.Optimizer([w], Signals(), m.LR(0.5))
     with pytest.raises(Stop):
         opt.step()
-    assert seen == ["link"]
+    assert events == ["link"]
     assert torch.equal(w, torch.full((3,), 0.5))
     assert opt.current_step == 1

@@ -1,4 +1,4 @@
-"""Layouts: packing and views, fingerprints and copies, and values that never change."""
+"""Layouts: packing and views, fingerprints and copies, and immutability."""
 
 import copy
 import os
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from layout.helpers import check_against_torch, mlp
 from moduli.layout import (
     Entry,
     Layout,
@@ -23,50 +24,14 @@ from moduli.layout import (
 from strategies import ALL_DTYPES, modules, parameters
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def check_against_torch(net):
-    """The layout, spelled out from torch's own listings."""
-    layout, live = layout_and_tensors(net)
-    listed = list(net.named_parameters())
-    assert layout.names == tuple(name for name, _ in listed)
-    assert [id(t) for t in live] == [id(p) for _, p in listed]
-    every = {}
-    for name, parameter in net.named_parameters(remove_duplicate=False):
-        every.setdefault(id(parameter), []).append(name)
-    filled, start = {}, 0
-    for entry, (name, parameter) in zip(layout, listed, strict=True):
-        key = (parameter.dtype, parameter.device)
-        offset = filled.get(key, 0)
-        assert entry.names == tuple(every[id(parameter)])
-        assert (entry.shape, entry.dtype, entry.device) == (parameter.shape, parameter.dtype, parameter.device)
-        assert (entry.offset, entry.start, entry.numel) == (offset, start, parameter.numel())
-        assert layout.groups[entry.group].dtype is entry.dtype
-        assert all(layout[n] is entry and n in layout for n in entry.names)
-        filled[key] = offset + parameter.numel()
-        start += parameter.numel()
-        assert layout[name] is entry
-    assert layout.numel == start == sum(group.numel for group in layout.groups)
-    assert [(g.dtype, g.device, g.numel) for g in layout.groups] == [(*k, n) for k, n in filled.items()]
-    saved = net.state_dict(keep_vars=True)
-    assert [b.name for b in layout.buffers] == [name for name, _ in net.named_buffers()]
-    for entry, (name, buffer) in zip(layout.buffers, net.named_buffers(), strict=True):
-        assert (entry.shape, entry.dtype, entry.device) == (buffer.shape, buffer.dtype, buffer.device)
-        assert entry.persistent == (name in saved)
-        assert entry.numel == buffer.numel()
-    return layout
-
-
 @given(modules(ALL_DTYPES))
-def test_a_layout_is_what_torch_lists(net):
+def test_a_layout_agrees_with_the_listings_of_torch(net):
     layout = check_against_torch(net)
     assert layout_of(net) is layout
 
 
 @given(modules(ALL_DTYPES))
-def test_copies_have_the_very_same_layout(net):
+def test_copies_of_a_module_have_the_identical_layout(net):
     assert layout_of(copy.deepcopy(net)) is layout_of(net)
     assert layout_of(pickle.loads(pickle.dumps(net))) is layout_of(net)
 
@@ -83,18 +48,18 @@ def test_the_layout_of_a_listing_is_the_layout_of_the_module(net):
 
 @given(modules(ALL_DTYPES))
 def test_pack_and_views_are_inverse(net):
-    layout, live = layout_and_tensors(net)
-    vectors = layout.pack([t.detach() for t in live])
+    layout, tensors = layout_and_tensors(net)
+    vectors = layout.pack([t.detach() for t in tensors])
     assert [(v.dtype, v.numel()) for v in vectors] == [(g.dtype, g.numel) for g in layout.groups]
-    for view, tensor in zip(layout.views(vectors), live, strict=True):
+    for view, tensor in zip(layout.views(vectors), tensors, strict=True):
         assert view.shape == tensor.shape
         assert torch.equal(view, tensor)
     out = [group.empty() for group in layout.groups]
-    assert all(a is b for a, b in zip(layout.pack(live, out=out), out, strict=True))
+    assert all(a is b for a, b in zip(layout.pack(tensors, out=out), out, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(out, vectors, strict=True))
 
 
-def _graded(layout, vectors):
+def views_with_grad(layout, vectors):
     with torch.enable_grad():
         return layout.views(vectors)
 
@@ -107,8 +72,10 @@ def test_views_of_a_stack_are_stacks_of_views(net, count):
         assert view.shape == (count, *entry.shape)
         view.fill_(entry.start)
     with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(layout.views(stacks), _graded(layout, stacks), strict=True))
-        assert [v.data_ptr() for v in layout.views(stacks)] == [v.data_ptr() for v in _graded(layout, stacks)]
+        assert all(
+            torch.equal(a, b) for a, b in zip(layout.views(stacks), views_with_grad(layout, stacks), strict=True)
+        )
+        assert [v.data_ptr() for v in layout.views(stacks)] == [v.data_ptr() for v in views_with_grad(layout, stacks)]
     for row in range(count):
         for entry, view in zip(layout, layout.views([s[row] for s in stacks]), strict=True):
             assert torch.equal(view, torch.full(entry.shape, entry.start, dtype=entry.dtype))
@@ -120,7 +87,7 @@ def test_views_under_function_transforms():
     assert torch.vmap(lambda v: layout.views(v)[0])(torch.ones(5, 8)).shape == (5, 2, 3)
 
 
-def test_devices_and_dtypes_have_groups_of_their_own():
+def test_each_device_and_dtype_has_its_own_group():
     net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta"), nn.Linear(2, 2).half(), nn.Linear(2, 2)])
     layout = check_against_torch(net)
     assert [g.indices for g in layout.groups] == [(0, 1, 6, 7), (2, 3), (4, 5)]
@@ -134,9 +101,9 @@ def test_duplicates_in_a_list_are_ties():
 
 @given(st.lists(parameters(ALL_DTYPES), max_size=4))
 def test_lists_are_named_by_position(tensors):
-    layout, live = layout_and_tensors(iter(tensors))
+    layout, listed = layout_and_tensors(iter(tensors))
     assert layout.names == tuple(str(i) for i in range(len(tensors)))
-    assert all(a is b for a, b in zip(live, tensors, strict=True))
+    assert all(a is b for a, b in zip(listed, tensors, strict=True))
 
 
 FINGERPRINT = """
@@ -150,42 +117,42 @@ print(layout_of(net).fingerprint)
 
 
 def test_fingerprints_are_stable_across_processes():
-    prints = set()
+    fingerprints = set()
     for seed in ("0", "12345"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", FINGERPRINT],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,
         )
-        prints.add(done.stdout.strip())
-    # Written down, so that a change of the digest, which would orphan stored fingerprints, is a decision.
-    assert prints == {"f821b40e494c476dc260bea8fcd0c35a0f1168e00d26135dbc2518b59df7f001"}
+        fingerprints.add(process.stdout.strip())
+    # A literal, because stored fingerprints would no longer match if the digest changed by accident.
+    assert fingerprints == {"f821b40e494c476dc260bea8fcd0c35a0f1168e00d26135dbc2518b59df7f001"}
 
 
-def test_the_fingerprint_is_about_parameters_only():
+def test_the_fingerprint_ignores_buffers():
     plain, normed = nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)
     assert layout_of(plain) is not layout_of(normed)
     assert layout_of(plain).fingerprint == layout_of(normed).fingerprint
     assert diff(plain, normed) is None
 
 
-def test_copies_of_a_layout_are_the_layout():
+def test_copies_of_a_layout_are_the_identical_object():
     layout = layout_of(mlp())
     for twin in (copy.copy(layout), copy.deepcopy(layout), pickle.loads(pickle.dumps(layout))):
         assert twin is layout
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import pickle, sys; print(pickle.load(sys.stdin.buffer).fingerprint)"],
         input=pickle.dumps(layout),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         check=True,
     )
-    assert done.stdout.decode().strip() == layout.fingerprint
+    assert process.stdout.decode().strip() == layout.fingerprint
 
 
-def test_an_entry_never_changes():
+def test_entries_are_immutable():
     with pytest.raises(AttributeError):
         layout_of(mlp()).entries[0].name = "other"
 
@@ -203,7 +170,7 @@ def test_an_entry_never_changes():
         (None, "got NoneType"),
     ],
 )
-def test_what_has_no_layout_is_refused(source, message):
+def test_layout_of_raises_on_sources_without_parameters(source, message):
     with pytest.raises(TypeError, match=message):
         layout_of(source)
 
@@ -231,14 +198,14 @@ def test_tensors_that_do_not_fit_are_refused():
         layout.views([torch.zeros(8), torch.zeros(8)])
 
 
-def test_packing_carries_gradients_unless_it_writes():
+def test_packing_is_differentiable_unless_out_is_passed():
     net = nn.Linear(3, 2)
-    layout, live = layout_and_tensors(net)
-    (vector,) = layout.pack(live)
+    layout, tensors = layout_and_tensors(net)
+    (vector,) = layout.pack(tensors)
     vector.sum().backward()
     assert net.weight.grad.sum() == 6
     out = torch.zeros(8)
-    layout.pack(live, out=out)
+    layout.pack(tensors, out=out)
     assert not out.requires_grad
     assert torch.equal(out, vector)
 
@@ -252,7 +219,7 @@ def test_views_can_be_changed_in_place_under_autograd():
     assert scale.grad == 6
 
 
-def test_unknown_names_list_the_known_ones():
+def test_the_error_for_an_unknown_name_lists_known_ones():
     with pytest.raises(KeyError, match=r"no parameter is called 'wieght'; the first ones are \['weight', 'bias'\]"):
         layout_of(nn.Linear(1, 1))["wieght"]
     with pytest.raises(KeyError, match=r"'7'\]"):
@@ -261,13 +228,13 @@ def test_unknown_names_list_the_known_ones():
         Layout()["x"]
 
 
-def test_entries_are_values():
+def test_entries_compare_by_value_and_pickle():
     entry = layout_of(nn.Linear(1, 1))["weight"]
     assert entry == Entry("weight", (1, 1), torch.float32, torch.device("cpu"), 1, 0, 0, 0)
     assert pickle.loads(pickle.dumps(entry)) == entry
 
 
-def test_a_layout_never_changes():
+def test_layouts_are_immutable():
     layout = layout_of(mlp())
     for name in ("entries", "numel", "other"):
         with pytest.raises(AttributeError, match="immutable"):

@@ -1,4 +1,4 @@
-"""Names: a pattern may use any form of a name, and one that matches nothing is an error, everywhere."""
+"""Names: at every call site a pattern may use any form of a name, and one that matches nothing is an error."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ SITES = {
         ("head.[bw]eight", ["head.weight"]),
     ],
 )
-def test_a_pattern_selects_the_same_everywhere(site, pattern, expected):
+def test_a_pattern_selects_the_same_parameters_at_every_site(site, pattern, expected):
     assert SITES[site](pattern) == expected
 
 
@@ -144,13 +144,13 @@ def test_forms_of_a_name():
     assert not match_name("a.weight", "weight")
 
 
-def test_wrappers_for_data_parallelism_are_seen_through_only_if_all_names_have_them():
+def test_the_prefix_of_data_parallel_wrappers_is_ignored_only_if_all_names_have_it():
     assert select("weight", ["module.weight", "module.bias"]) == [0]
     assert select("weight", ["module.weight", "weight"]) == [1]
     assert select("module.weight", ["module.weight", "module.bias"]) == [0]
 
 
-def test_ties_ranges_and_everything():
+def test_tied_names_ranges_and_the_star_pattern():
     assert select("head.weight", [("embed.weight", "head.weight"), ("bias",)]) == [0]
     assert select("layers.<0-9>.*", ["layers.1.w", "layers.10.w", "layers.9.w"]) == [0, 2]
     assert select("*", []) == []
@@ -170,7 +170,7 @@ def test_renames():
         make_rename({"7": "x"}, names)
 
 
-def test_split_knows_public_names_and_refuses_patterns_that_match_nothing():
+def test_split_accepts_public_names_and_raises_where_nothing_matches():
     net = mo.Module()
     net.coef = mo.tensor([1.0, 2.0], ch=["r", "g"]).attach()
     net.body = torch.nn.Linear(2, 2)
@@ -183,7 +183,7 @@ def test_split_knows_public_names_and_refuses_patterns_that_match_nothing():
         mo.Optimizer(net, m.Split("body.wieght", m.LR(1.0)))
 
 
-def test_presets_refuse_patterns_of_the_user_that_match_nothing():
+def test_presets_raise_where_a_pattern_of_the_user_matches_nothing():
     net = nn.Sequential(nn.Linear(2, 2))
     mo.Optimizer(net, *mo.presets.muon())  # the usual names of embeddings need not occur
     with pytest.raises(ValueError, match=r"'0\.wieght'; did you mean '0\.weight'\?"):

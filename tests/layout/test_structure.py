@@ -1,4 +1,4 @@
-"""Readings of live modules: never stale, equal to torch's own listing, and clear about mistakes."""
+"""Structures of live modules: never stale, equal to torch's own listing, and with errors for malformed modules."""
 
 import copy
 import gc
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
+from layout.helpers import check_against_torch, check_watch, mlp
 from moduli.layout import (
     Layout,
     LayoutError,
@@ -25,42 +26,6 @@ from moduli.layout import (
 from strategies import Node, edit, modules
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def check_against_torch(net):
-    """The layout, spelled out from torch's own listings."""
-    layout, live = layout_and_tensors(net)
-    listed = list(net.named_parameters())
-    assert layout.names == tuple(name for name, _ in listed)
-    assert [id(t) for t in live] == [id(p) for _, p in listed]
-    every = {}
-    for name, parameter in net.named_parameters(remove_duplicate=False):
-        every.setdefault(id(parameter), []).append(name)
-    filled, start = {}, 0
-    for entry, (name, parameter) in zip(layout, listed, strict=True):
-        key = (parameter.dtype, parameter.device)
-        offset = filled.get(key, 0)
-        assert entry.names == tuple(every[id(parameter)])
-        assert (entry.shape, entry.dtype, entry.device) == (parameter.shape, parameter.dtype, parameter.device)
-        assert (entry.offset, entry.start, entry.numel) == (offset, start, parameter.numel())
-        assert layout.groups[entry.group].dtype is entry.dtype
-        assert all(layout[n] is entry and n in layout for n in entry.names)
-        filled[key] = offset + parameter.numel()
-        start += parameter.numel()
-        assert layout[name] is entry
-    assert layout.numel == start == sum(group.numel for group in layout.groups)
-    assert [(g.dtype, g.device, g.numel) for g in layout.groups] == [(*k, n) for k, n in filled.items()]
-    saved = net.state_dict(keep_vars=True)
-    assert [b.name for b in layout.buffers] == [name for name, _ in net.named_buffers()]
-    for entry, (name, buffer) in zip(layout.buffers, net.named_buffers(), strict=True):
-        assert (entry.shape, entry.dtype, entry.device) == (buffer.shape, buffer.dtype, buffer.device)
-        assert entry.persistent == (name in saved)
-        assert entry.numel == buffer.numel()
-    return layout
-
-
 @settings(max_examples=150)
 @given(modules(), st.data())
 def test_no_edit_goes_unnoticed(net, data):
@@ -68,18 +33,8 @@ def test_no_edit_goes_unnoticed(net, data):
     for _ in range(data.draw(st.integers(1, 4))):
         edit(data, net)
         layout = check_against_torch(net)
-        # A copy has no memory, so its layout is freshly read.
+        # Nothing is cached for a copy, so its layout is read from scratch.
         assert layout_of(copy.deepcopy(net)) is layout
-
-
-def check_watch(watch, net):
-    """What a watch returns is what is read; return whether it returns anything."""
-    seen, live = watch.read(net), read(net)
-    if seen is not None:
-        assert seen.structure is live.structure
-        for ours, theirs in zip(seen[1:], live[1:], strict=True):
-            assert list(map(id, ours)) == list(map(id, theirs))
-    return seen is not None
 
 
 def late_tie(net):
@@ -123,19 +78,19 @@ def test_each_kind_of_edit_is_noticed(kind):
     assert not check_watch(watch, net)
 
 
-def test_rearranging_the_same_tensors_is_noticed():
+def test_every_rearrangement_of_the_same_tensors_is_noticed():
     """Two tensors move between parameters and buffers of three modules, with empty modules of the same names around."""
     tensors = {"x": nn.Parameter(torch.zeros(2)), "y": nn.Parameter(torch.zeros(2))}
-    places = [(where, kind) for where in ("", "c", "d") for kind in ("_parameters", "_buffers")]
-    configurations = list(itertools.product(places, places, (None, "x", "y")))
+    slots_of_modules = [(where, kind) for where in ("", "c", "d") for kind in ("_parameters", "_buffers")]
+    configurations = list(itertools.product(slots_of_modules, slots_of_modules, (None, "x", "y")))
 
     def arrange(net, configuration):
-        *homes, empty = configuration
-        children = {where: nn.Module() for where, _ in homes if where}
+        *slots, empty = configuration
+        children = {where: nn.Module() for where, _ in slots if where}
         if empty is not None:
             children[empty] = nn.Module()
         net.__dict__.update(_parameters={}, _buffers={}, _modules=children)
-        for (name, tensor), (where, kind) in zip(tensors.items(), homes, strict=True):
+        for (name, tensor), (where, kind) in zip(tensors.items(), slots, strict=True):
             (children[where] if where else net).__dict__[kind][name] = tensor
         return net
 
@@ -146,7 +101,7 @@ def test_rearranging_the_same_tensors_is_noticed():
         assert layout_of(arrange(net, after)) is expected[after]
 
 
-def test_what_is_not_structure_changes_nothing():
+def test_training_and_loading_do_not_change_the_layout():
     net = mlp()
     before = layout_of(net)
     net(torch.randn(5, 3)).sum().backward()
@@ -167,7 +122,7 @@ def test_rebound_tensors_are_the_ones_returned():
     assert [id(t) for t in layout_and_tensors(net)[1]] == [id(p) for p in net.parameters()]
 
 
-def test_a_reused_id_is_no_trap():
+def test_a_reused_id_does_not_return_an_old_layout():
     net = Node()
     for size in range(1, 30):
         net.register_parameter("w", nn.Parameter(torch.zeros(size)))
@@ -175,7 +130,7 @@ def test_a_reused_id_is_no_trap():
         del net.w
 
 
-def test_swapped_storage_shows_in_the_addresses():
+def test_replaced_storage_changes_its_address():
     net = mlp()
     before = addresses(net)
     assert addresses(net) == before
@@ -189,9 +144,9 @@ def test_a_dropped_module_is_freed_at_once():
     try:
         net = mlp()
         layout_of(net)
-        ghosts = [weakref.ref(net), weakref.ref(net[0]), weakref.ref(net[1].running_mean)]
+        references = [weakref.ref(net), weakref.ref(net[0]), weakref.ref(net[1].running_mean)]
         del net
-        assert [ghost() for ghost in ghosts] == [None, None, None]
+        assert [reference() for reference in references] == [None, None, None]
     finally:
         gc.enable()
 
@@ -201,22 +156,22 @@ def test_a_removed_child_is_freed_at_once():
     try:
         net = mlp()
         layout_of(net)
-        ghost = weakref.ref(net[0])
+        reference = weakref.ref(net[0])
         del net[0]
-        assert ghost() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_a_module_that_its_own_hooks_refer_to_is_collected():
+def test_a_module_in_a_cycle_with_its_hooks_is_collected():
     net = mlp()
     net[0].register_forward_hook(lambda *_, owner=net: None)
     net[0].weight.register_hook(lambda grad, owner=net: grad)
     layout_of(net)
-    ghost = weakref.ref(net)
+    reference = weakref.ref(net)
     del net
     gc.collect()
-    assert ghost() is None
+    assert reference() is None
 
 
 def test_parameters_are_not_weakly_referenced():
@@ -227,9 +182,9 @@ def test_parameters_are_not_weakly_referenced():
 
 
 def test_unused_layouts_are_freed():
-    ghost = weakref.ref(layout_of([torch.zeros(11, 13)]))
+    reference = weakref.ref(layout_of([torch.zeros(11, 13)]))
     gc.collect()
-    assert ghost() is None
+    assert reference() is None
 
 
 def test_modules_may_define_equality():
@@ -250,7 +205,7 @@ def test_modules_may_define_equality():
     assert layout_of(a).names == ("w", "sub.w")
 
 
-def test_nothing_at_all():
+def test_a_module_without_parameters_has_the_empty_layout():
     layout = layout_of(nn.Identity())
     assert layout is layout_of([]) is layout_of({}) is Layout()
     assert (len(layout), layout.numel, layout.groups, layout.pack([]), layout.views([])) == (0, 0, (), [], [])
@@ -287,7 +242,7 @@ def test_shared_buffers_are_ties():
         lambda: nn.Embedding(5, 3, dtype=torch.complex64),
     ],
 )
-def test_modules_of_torch(make):
+def test_built_in_modules_of_torch_have_equal_layouts_when_built_twice(make):
     net = make()
     check_against_torch(net)
     assert layout_of(net) is layout_of(make())
@@ -304,7 +259,7 @@ def test_scripted_and_traced_modules():
         assert [t.data_ptr() for t in live] == [p.data_ptr() for p in net.parameters()]
 
 
-def test_dicts_that_are_made_when_asked_for():
+def test_a_module_that_initialises_itself_lazily_is_read():
     class Shell(nn.Module):
         def __getattr__(self, name):
             if "_parameters" not in self.__dict__:
@@ -320,12 +275,12 @@ def test_dicts_that_are_made_when_asked_for():
     assert layout_of(object.__new__(Shell)).names == ("w",)
 
 
-def test_a_function_call_with_other_parameters_sees_those():
-    seen = []
+def test_functional_call_reads_the_substituted_parameters():
+    dtypes = []
 
     class Net(nn.Linear):
         def forward(self, x):
-            seen.append(layout_of(self)["weight"].dtype)
+            dtypes.append(layout_of(self)["weight"].dtype)
             return super().forward(x)
 
     net = Net(2, 2)
@@ -333,7 +288,7 @@ def test_a_function_call_with_other_parameters_sees_those():
     torch.func.functional_call(net, {k: v.double() for k, v in net.named_parameters()}, torch.zeros(1, 2).double())
     stacked = {k: torch.stack([v, v]) for k, v in net.named_parameters()}
     torch.vmap(lambda p: torch.func.functional_call(net, p, torch.zeros(1, 2)))(stacked)
-    assert seen == [torch.float64, torch.float32]
+    assert dtypes == [torch.float64, torch.float32]
     assert layout_of(net) is outside
 
 
@@ -378,10 +333,10 @@ def test_a_module_that_lost_its_dicts_is_refused():
 
 
 class EditedWhileRead(dict):
-    """Parameters that another thread adds to, after its names or its values were read."""
+    """A dict of parameters that gains an entry right after its names or its values were read, as by another thread."""
 
-    def __init__(self, held, after):
-        super().__init__(held)
+    def __init__(self, parameters, after):
+        super().__init__(parameters)
         self.after = after
 
     def _edit(self, now):
@@ -394,17 +349,17 @@ class EditedWhileRead(dict):
         return names
 
     def values(self):
-        held = list(super().values())
+        values = list(super().values())
         self._edit("values")
-        return held
+        return values
 
 
 @pytest.mark.parametrize(("after", "expected"), [("values", ("weight", "bias")), ("keys", ("weight", "bias", "late"))])
-def test_a_reading_is_one_look_whatever_another_thread_edits(after, expected):
-    # Sizes that no other test has: the structure must not be known.
+def test_a_reading_is_consistent_while_another_thread_edits(after, expected):
+    # Sizes that no other test uses: the structure must not be cached yet.
     net = nn.Linear(17, 23)
     net.__dict__["_parameters"] = EditedWhileRead(net._parameters, after)
-    seen = read(net)
-    assert seen.structure.layout.names == expected
-    assert [tuple(p.shape) for p in seen.parameters] == [e.shape for e in seen.structure.layout]
+    reading = read(net)
+    assert reading.structure.layout.names == expected
+    assert [tuple(p.shape) for p in reading.parameters] == [e.shape for e in reading.structure.layout]
     assert read(net).structure.layout.names == ("weight", "bias", "late")

@@ -1,4 +1,4 @@
-"""How tensors and state follow resized axes: by the plainest form of it."""
+"""Unit maps: tensors and state after axes were resized, compared with a loop over entries."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from moduli.particles import grow, shrink
 
 @st.composite
 def maps(draw, size):
-    """A map of one axis: growth by copies, or a choice of units in any order with new ones between them."""
+    """Draw (index, fresh) of one axis: growth by copies, or chosen units in any order with new ones between them."""
     if draw(st.booleans()):
         more = draw(st.integers(0, 4))
         return torch.arange(size + more) % size, torch.arange(size, size + more)
@@ -30,22 +30,31 @@ def maps(draw, size):
     return torch.tensor(index), torch.tensor(fresh, dtype=torch.int64)
 
 
-def follow_by_hand(tensor, index, fresh, start):
-    """Entry by entry."""
+def resize_by_loop(tensor, index, fresh, start):
+    """Return the resized state, filled entry by entry.
+
+    Args:
+        tensor: The state.
+        index: For each axis, the old position of each new one.
+        fresh: For each axis, the positions that are new.
+        start: The value of new entries.
+    """
     out = torch.full([len(each) for each in index], start)
-    for place in itertools.product(*(range(len(each)) for each in index)):
-        if not any(at in news.tolist() for at, news in zip(place, fresh, strict=True)):
-            out[place] = tensor[tuple(int(each[at]) for each, at in zip(index, place, strict=True))]
+    for position in itertools.product(*(range(len(each)) for each in index)):
+        if not any(coordinate in news.tolist() for coordinate, news in zip(position, fresh, strict=True)):
+            out[position] = tensor[
+                tuple(int(each[coordinate]) for each, coordinate in zip(index, position, strict=True))
+            ]
     return out
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.sampled_from([0.0, 2.5]))
-def test_state_of_entries_that_stay_is_in_place(data, shape, start):
+def test_state_follows_its_entries_and_fresh_entries_get_the_start_value(data, shape, start):
     tensor = torch.randn(shape)
     pairs = [data.draw(maps(size)) for size in shape]
     index, fresh = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     unit_map = UnitMap(shape, index, [each if len(each) else None for each in fresh])
-    expected = follow_by_hand(tensor, index, fresh, start)
+    expected = resize_by_loop(tensor, index, fresh, start)
     assert torch.equal(unit_map.resize_state(tensor, start), expected)
     stacked = torch.stack([tensor, 2 * tensor])
     assert torch.equal(unit_map.resize_state(stacked, start, lead=1)[0], expected)
@@ -55,7 +64,7 @@ def test_state_of_entries_that_stay_is_in_place(data, shape, start):
 
 
 @given(st.data(), st.integers(1, 5))
-def test_two_maps_are_one(data, size):
+def test_composed_maps_equal_two_in_a_row(data, size):
     first = UnitMap((size,), *([each] for each in data.draw(maps(size))))
     second = UnitMap(first.shape_after, *([each] for each in data.draw(maps(first.shape_after[0]))))
     tensor = torch.randn(size)
@@ -64,7 +73,7 @@ def test_two_maps_are_one(data, size):
     assert torch.equal(both.resize(tensor), second.resize(first.resize(tensor)))
 
 
-def test_gains_fills_and_masks_come_in_this_order():
+def test_gains_are_applied_before_fills_and_fills_before_masks():
     index = (None, torch.tensor([0, 1, 0]))
     gain = EntryGain(torch.tensor([[0.5, 1.0, 0.5]]), torch.tensor([[0.1, 0.0, -0.1]]), torch.tensor([[1.0], [-1.0]]))
     fill = FreshEntries(0, torch.tensor([1]), torch.ones(1, 3))
@@ -74,7 +83,7 @@ def test_gains_fills_and_masks_come_in_this_order():
     torch.testing.assert_close(out, torch.tensor([[6.0, 20.0, 0.0], [1.0, 1.0, 0.0]]))
 
 
-def test_lineages_are_found_and_forgotten():
+def test_maps_between_resized_parameters_are_found_until_a_parameter_is_freed():
     resized, tensors = ResizedParameters(), [torch.ones(n) for n in (2, 3, 4)]
     steps = [UnitMap((n,), (torch.arange(n + 1) % n,), (torch.tensor([n]),)) for n in (2, 3)]
     resized.record(tensors[0], tensors[1], steps[:1])
@@ -95,7 +104,7 @@ def test_lineages_are_found_and_forgotten():
     st.sampled_from(["split", "zero"]),
     st.integers(0, 3),
 )
-def test_random_networks_compute_what_they_did(widths, more, how, seed):
+def test_growing_and_shrinking_keep_the_outputs_of_random_networks(widths, more, how, seed):
     layers = []
     for left, right in itertools.pairwise(widths):
         layers += [nn.Linear(left, right), nn.Tanh()]
@@ -149,7 +158,7 @@ STEPS = {"n": assign_norm, "h": assign_head, "w": widen, "s": halve, "a": add}
 @pytest.mark.parametrize(
     "order", ["ww", "wsw", "nw", "hw", "whw", "wnw", "awnws", "hhww", "wwhn", "nwnw", "swsw", "wah"]
 )
-def test_a_relative_that_sleeps_ends_where_one_that_follows_does(order):
+def test_a_relative_that_updates_late_equals_one_that_updates_at_once(order):
     torch.manual_seed(0)
     net = Net()
     eager, late = net.clone(), net.clone()
@@ -172,15 +181,11 @@ def test_a_relative_that_sleeps_ends_where_one_that_follows_does(order):
     ]
 
 
-def test_edits_that_are_joined_cost_no_memory_of_values():
+def test_joined_resizes_store_no_parameter_values():
     net = Net()
-    sleeping = net.clone()
-    version = net._version_kernel
+    late = net.clone()
     for _ in range(20):
         widen(net)
         halve(net)
-    edit = (
-        sleeping._version_kernel.particle_updater if hasattr(sleeping, "_version_kernel") else version.particle_updater
-    )
-    assert not edit.add_params
-    assert sleeping.touch().body.out_features == net.body.out_features
+    assert not late._version_kernel.particle_updater.add_params
+    assert late.touch().body.out_features == net.body.out_features

@@ -1,4 +1,4 @@
-"""Watches hold exactly as long as the reading, and keep nothing alive."""
+"""`TreeWatch`: it returns the current reading or None, notices every edit, and keeps no module alive."""
 
 import copy
 import weakref
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import moduli as mo
+from layout.helpers import check_watch, mlp
 from moduli.layout import (
     TreeWatch,
     read,
@@ -17,23 +18,9 @@ from moduli.layout import (
 from strategies import edit, modules
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def check_watch(watch, net):
-    """What a watch returns is what is read; return whether it returns anything."""
-    seen, live = watch.read(net), read(net)
-    if seen is not None:
-        assert seen.structure is live.structure
-        for ours, theirs in zip(seen[1:], live[1:], strict=True):
-            assert list(map(id, ours)) == list(map(id, theirs))
-    return seen is not None
-
-
 @settings(max_examples=150)
 @given(modules(), st.data())
-def test_a_watch_holds_exactly_as_long_as_the_reading(net, data):
+def test_a_watch_returns_the_current_reading_or_none(net, data):
     watch = TreeWatch.of(net, read(net))
     assert check_watch(watch, net)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -67,7 +54,7 @@ WATCHED = {
 
 
 @pytest.mark.parametrize("kind", WATCHED)
-def test_a_watch_notices(kind):
+def test_a_watch_returns_none_after_an_edit(kind):
     net = mlp()
     net[3].a, net[3].b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     watch = TreeWatch.of(net, read(net))
@@ -76,7 +63,7 @@ def test_a_watch_notices(kind):
     assert not check_watch(watch, net)
 
 
-def test_a_watch_notices_other_labels():
+def test_a_watch_returns_none_after_other_labels():
     net = mo.Module()
     net.w = mo.tensor([1.0, 2.0], c=["r", "g"])
     watch = TreeWatch.of(net, read(net))
@@ -89,7 +76,7 @@ def test_a_watch_notices_other_labels():
 
 def test_a_watch_keeps_no_root_alive():
     net = mlp()
-    watch, gone = TreeWatch.of(net, read(net)), weakref.ref(net)
+    watch, reference = TreeWatch.of(net, read(net)), weakref.ref(net)
     del net
-    assert gone() is None
+    assert reference() is None
     assert watch is not None

@@ -1,7 +1,6 @@
 """Every kind of operator, as a function of a seed, a size, a rank, a scale, a dtype and a batch shape.
 
-Each entry returns the operator and its matrix, written out in plain torch. A new kind is one more entry: that alone puts
-it under every law of `test_laws.py`.
+Each entry of `KINDS` returns the operator and its dense matrix. A new entry is tested by every law of `test_laws.py`.
 """
 
 import torch
@@ -31,7 +30,7 @@ SINGULAR = {"gram wide", "outer tall", "eigen few"}
 
 
 class Draw:
-    """Reproducible numbers."""
+    """A source of reproducible random tensors."""
 
     def __init__(self, seed, dtype, batch):
         self.generator = torch.Generator().manual_seed(seed)
@@ -49,11 +48,11 @@ class Draw:
         return self(*shape, dtype=torch.empty(0, dtype=self.dtype).real.dtype)
 
     def regular(self, n):
-        """A square matrix far from singular."""
+        """Return a well-conditioned square matrix."""
         return self(n, n) / max(n, 1) ** 0.5 + 3 * torch.eye(n, dtype=self.dtype)
 
     def hermitian(self, n):
-        """A Hermitian matrix of both signs, far from singular."""
+        """Return an indefinite, well-conditioned Hermitian matrix."""
         values = self.real(n).sign() * (1 + self.real(n).abs())
         values = torch.where(values == 0, torch.ones_like(values), values)
         Q = self.orthonormal(n, n)
@@ -73,7 +72,13 @@ def diag(d, dtype):
 
 
 def explicit_bfgs(s, y, sigma):
-    """B by the recursion B - (B s)(B s)ᵀ / sᵀ B s + y yᵀ / yᵀ s, one pair after the other."""
+    """Return the BFGS matrix by the recursion B - (B s)(B s)ᵀ / sᵀ B s + y yᵀ / yᵀ s over the pairs.
+
+    Args:
+        s: The steps, of shape (..., m, n).
+        y: The differences of gradients, of the same shape.
+        sigma: The scale of the initial matrix.
+    """
     B = sigma[..., None, None] * torch.eye(s.shape[-1], dtype=s.dtype)
     for i in range(s.shape[-2]):
         si, yi = s[..., i, :, None], y[..., i, :, None]
@@ -84,8 +89,14 @@ def explicit_bfgs(s, y, sigma):
     return B
 
 
-def pairs(draw, n, m):
-    """Pairs of a quadratic, so that every sᵀy is positive."""
+def make_pairs(draw, n, m):
+    """Return at most `m` pairs (s, y) of a convex quadratic, so that every sᵀy is positive.
+
+    Args:
+        draw: The source of random tensors.
+        n: The number of variables.
+        m: The number of pairs.
+    """
     m = min(m, n)
     root = draw(n, n) / max(n, 1) ** 0.5
     H = root.mT @ root + eye(n, draw.dtype)
@@ -94,13 +105,13 @@ def pairs(draw, n, m):
 
 
 def lbfgs(draw, n, k, scale):
-    s, y = pairs(draw, n, k)
+    s, y = make_pairs(draw, n, k)
     sigma = torch.full(draw.batch, 1.7, dtype=draw.dtype)
     return LBFGSOperator(s * scale, y * scale, scale=1.7), explicit_bfgs(s, y, sigma)
 
 
 def lbfgs_slots(draw, n, k, scale):
-    s, y = pairs(draw, n, k)
+    s, y = make_pairs(draw, n, k)
     zero = torch.zeros(*draw.batch, 2, n, dtype=draw.dtype)
     padded = [torch.cat([zero, part[..., :1, :], zero, part[..., 1:, :], zero], -2) for part in (s, y)]
     operator = LBFGSOperator(*padded)
@@ -173,8 +184,8 @@ def eigen(few):
     return make
 
 
-def rows_times(A):
-    """A function of (..., n) that multiplies by A."""
+def multiply_rows_by(A):
+    """Return a function that multiplies vectors of shape (..., n) by A."""
     return lambda x: (A @ x.unsqueeze(-1)).squeeze(-1)
 
 
@@ -188,7 +199,7 @@ def function(draw, n, k, scale):
 def function_vectorized_of(draw, A):
     m, n = A.shape[-2:]
     return FunctionOperator(
-        rows_times(A), n, rows=m, rmatvec=rows_times(A.mH), dtype=A.dtype, vectorized=True, batch=draw.batch
+        multiply_rows_by(A), n, rows=m, rmatvec=multiply_rows_by(A.mH), dtype=A.dtype, vectorized=True, batch=draw.batch
     )
 
 
@@ -329,5 +340,15 @@ KINDS = {
 
 
 def make(name, *, seed=0, n=4, k=2, scale=1.0, dtype=torch.float64, batch=()):
-    """An operator of that kind and its matrix."""
+    """Return an operator of a kind and its dense matrix.
+
+    Args:
+        name: The kind.
+        seed: The seed of the values.
+        n: The size.
+        k: The rank, or the number of pairs.
+        scale: A factor of the matrix.
+        dtype: The dtype.
+        batch: The batch shape.
+    """
     return KINDS[name](Draw(seed, dtype, batch), n, k, scale)

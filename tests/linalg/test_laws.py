@@ -1,4 +1,4 @@
-"""The laws of operators, for every kind: each method equals dense algebra, alone and in a batch."""
+"""Laws of operators of every kind: each method equals dense linear algebra, alone and in a batch."""
 
 import copy
 import pickle
@@ -48,86 +48,93 @@ def numbers(generator, shape, dtype):
     return torch.randn(*shape, generator=generator, dtype=dtype)
 
 
-def close(got, want, tol=1e-10):
+def assert_close(got, want, tol=1e-10):
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     if want.numel():
         assert float((got - want).abs().max()) <= tol * max(1.0, float(want.abs().max()))
 
 
-def times(A, x):
+def multiply(A, x):
     return (A @ x.unsqueeze(-1)).squeeze(-1)
 
 
 @kinds
 @given(case=draws)
 @few
-def test_products_and_entries(name, case):
+def test_products_and_entries_equal_dense_ones(name, case):
     A, dense, generator, case = build(name, case)
     m, n = dense.shape[-2:]
     assert A.shape == dense.shape
     assert A.batch_shape == dense.shape[:-2] == case["batch"]
     assert A.dtype == dense.dtype
     assert A.device == dense.device
-    close(A.to_dense(), dense)
-    close(A.diagonal(), dense.diagonal(dim1=-2, dim2=-1))
+    assert_close(A.to_dense(), dense)
+    assert_close(A.diagonal(), dense.diagonal(dim1=-2, dim2=-1))
     x, y = numbers(generator, (n,), A.dtype), numbers(generator, (m,), A.dtype)
     X, Y = numbers(generator, (n, 3), A.dtype), numbers(generator, (m, 2), A.dtype)
-    close(A.matvec(x), times(dense, x))
-    close(A @ x, times(dense, x))
-    close(A.rmatvec(y), times(dense.mH, y))
-    close(A @ X, dense @ X)
-    close(A.rmatmat(Y), dense.mH @ Y)
+    assert_close(A.matvec(x), multiply(dense, x))
+    assert_close(A @ x, multiply(dense, x))
+    assert_close(A.rmatvec(y), multiply(dense.mH, y))
+    assert_close(A @ X, dense @ X)
+    assert_close(A.rmatmat(Y), dense.mH @ Y)
     lead = (*case["batch"],) if case["batch"] else (5,)
     many, back = numbers(generator, (*lead, n), A.dtype), numbers(generator, (*lead, m), A.dtype)
-    close(A.matvec(many), times(dense, many))
-    close(A.rmatvec(back), times(dense.mH, back))
+    assert_close(A.matvec(many), multiply(dense, many))
+    assert_close(A.rmatvec(back), multiply(dense.mH, back))
     stack = numbers(generator, (*lead, n, 2), A.dtype)
-    close(A.matmat(stack), dense @ stack)
+    assert_close(A.matmat(stack), dense @ stack)
     # <A x, y> = <x, Aᴴ y>
     left = torch.linalg.vecdot(A.matvec(x), y)
     right = torch.linalg.vecdot(x.expand(A.rmatvec(y).shape), A.rmatvec(y))
-    close(left, right, 1e-10 * max(1.0, float(dense.abs().sum()) if dense.numel() else 1.0))
+    assert_close(left, right, 1e-10 * max(1.0, float(dense.abs().sum()) if dense.numel() else 1.0))
 
 
 @kinds
 @given(case=draws)
 @few
-def test_algebra(name, case):
+def test_sums_multiples_and_adjoints_equal_dense_ones(name, case):
     A, dense, generator, case = build(name, case)
     n = dense.shape[-1]
-    close(A.H.to_dense(), dense.mH)
-    close(A.T.to_dense(), dense.mT)
-    close(A.T.T.to_dense(), dense)
+    assert_close(A.H.to_dense(), dense.mH)
+    assert_close(A.T.to_dense(), dense.mT)
+    assert_close(A.T.T.to_dense(), dense)
     x = numbers(generator, (dense.shape[-2],), A.dtype)
-    close(A.H @ x, times(dense.mH, x))
-    close(A.T @ x, times(dense.mT, x))
-    close((-A).to_dense(), -dense)
-    close((A / 4).to_dense(), dense / 4)
+    assert_close(A.H @ x, multiply(dense.mH, x))
+    assert_close(A.T @ x, multiply(dense.mT, x))
+    assert_close((-A).to_dense(), -dense)
+    assert_close((A / 4).to_dense(), dense / 4)
     member = torch.arange(1, 1 + dense.shape[:-2].numel()).to(A.dtype).reshape(dense.shape[:-2])
-    close((A * member).to_dense(), dense * member[..., None, None])
-    close((A * member * 2).H.to_dense(), 2 * dense.mH * member[..., None, None])
+    assert_close((A * member).to_dense(), dense * member[..., None, None])
+    assert_close((A * member * 2).H.to_dense(), 2 * dense.mH * member[..., None, None])
     if A.dtype.is_complex:
-        close(((1 + 2j) * A).to_dense(), (1 + 2j) * dense)
-        close(((1 + 2j) * A).H.to_dense(), (1 - 2j) * dense.mH)
+        assert_close(((1 + 2j) * A).to_dense(), (1 + 2j) * dense)
+        assert_close(((1 + 2j) * A).H.to_dense(), (1 - 2j) * dense.mH)
     other = numbers(generator, tuple(dense.shape), A.dtype)
-    close((A + Dense(other)).to_dense(), dense + other)
-    close((A - Dense(other)).H.to_dense(), (dense - other).mH)
-    close((A @ Dense(other.mH)).to_dense(), dense @ other.mH)
-    close((Dense(other.mH) @ A).T.to_dense(), (other.mH @ dense).mT)
+    assert_close((A + Dense(other)).to_dense(), dense + other)
+    assert_close((A - Dense(other)).H.to_dense(), (dense - other).mH)
+    assert_close((A @ Dense(other.mH)).to_dense(), dense @ other.mH)
+    assert_close((Dense(other.mH) @ A).T.to_dense(), (other.mH @ dense).mT)
     if dense.shape[-2] == n:
         eye, d = torch.eye(n, dtype=A.dtype), numbers(generator, (n,), A.dtype)
-        close((A + 2.5).to_dense(), dense + 2.5 * eye)
-        close((2.5 - A).to_dense(), 2.5 * eye - dense)
-        close((A + Diagonal(d)).to_dense(), dense + d.diag_embed())
-        close((ScaledIdentity(n, 2.0, dtype=A.dtype) + A).to_dense(), dense + 2 * eye)
-        close(A.add_diagonal(d).to_dense(), dense + d.diag_embed())
-        close((A + A + A).to_dense(), 3 * dense)
-        close(A.trace(), dense.diagonal(dim1=-2, dim2=-1).sum(-1))
+        assert_close((A + 2.5).to_dense(), dense + 2.5 * eye)
+        assert_close((2.5 - A).to_dense(), 2.5 * eye - dense)
+        assert_close((A + Diagonal(d)).to_dense(), dense + d.diag_embed())
+        assert_close((ScaledIdentity(n, 2.0, dtype=A.dtype) + A).to_dense(), dense + 2 * eye)
+        assert_close(A.add_diagonal(d).to_dense(), dense + d.diag_embed())
+        assert_close((A + A + A).to_dense(), 3 * dense)
+        assert_close(A.trace(), dense.diagonal(dim1=-2, dim2=-1).sum(-1))
 
 
-def solves(dense, X, B, tol=1e-10):
-    """B = dense X, relative to the sizes of all three."""
+def assert_solves(dense, X, B, tol=1e-10):
+    """Check that B = dense X, relative to the norms of all three.
+
+    Args:
+        dense: The matrix.
+        X: The solution.
+        B: The right-hand side.
+        tol: The relative tolerance.
+    """
     if X.numel() == 0:
         return
     residual = dense @ X - B
@@ -138,26 +145,26 @@ def solves(dense, X, B, tol=1e-10):
 @solvable
 @given(case=draws)
 @few
-def test_systems(name, case):
+def test_solutions_and_inverses_solve_the_dense_system(name, case):
     A, dense, generator, case = build(name, case)
     n = dense.shape[-1]
     for lead in ((), (*case["batch"],), (4, *case["batch"])):
         b = numbers(generator, (*lead, n), A.dtype)
         x = A.solve(b)
         assert x.shape == (*torch.broadcast_shapes(lead, case["batch"]), n)
-        solves(dense, x.unsqueeze(-1), b.unsqueeze(-1))
-    close(A.inverse().to_dense(), torch.linalg.inv(dense), 1e-9)
-    close(A.inverse().inverse().to_dense(), dense)
+        assert_solves(dense, x.unsqueeze(-1), b.unsqueeze(-1))
+    assert_close(A.inverse().to_dense(), torch.linalg.inv(dense), 1e-9)
+    assert_close(A.inverse().inverse().to_dense(), dense)
     b = numbers(generator, (n,), A.dtype)
-    close(A.inverse().solve(b), times(dense, b))
-    solves(dense.mH, A.H.solve(b).unsqueeze(-1), b.unsqueeze(-1))
-    solves(-2 * dense, (-2 * A).solve(b).unsqueeze(-1), b.unsqueeze(-1))
+    assert_close(A.inverse().solve(b), multiply(dense, b))
+    assert_solves(dense.mH, A.H.solve(b).unsqueeze(-1), b.unsqueeze(-1))
+    assert_solves(-2 * dense, (-2 * A).solve(b).unsqueeze(-1), b.unsqueeze(-1))
 
 
 @shiftable
 @given(case=draws)
 @few
-def test_shifted_systems(name, case):
+def test_solutions_of_shifted_systems_solve_the_dense_system(name, case):
     A, dense, generator, case = build(name, case)
     n = dense.shape[-1]
     eye = torch.eye(n, dtype=A.dtype)
@@ -172,17 +179,17 @@ def test_shifted_systems(name, case):
         else:
             D = shift.expand(*shift.shape[:-1], n).diag_embed() if shift.ndim else shift * eye
         x = A.solve_plus_diag(b, shift)
-        solves(dense + D, x.unsqueeze(-1), b.unsqueeze(-1))
+        assert_solves(dense + D, x.unsqueeze(-1), b.unsqueeze(-1))
         y = A.add_diagonal(shift).solve(b)
-        solves(dense + D, y.unsqueeze(-1), b.unsqueeze(-1))
+        assert_solves(dense + D, y.unsqueeze(-1), b.unsqueeze(-1))
     mixed = vector * torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0)
-    solves(dense + mixed.diag_embed(), A.solve_plus_diag(b, mixed).unsqueeze(-1), b.unsqueeze(-1))
+    assert_solves(dense + mixed.diag_embed(), A.solve_plus_diag(b, mixed).unsqueeze(-1), b.unsqueeze(-1))
     if name not in SINGULAR:
         x = A.solve_plus_diag(b, 0.0)
-        solves(dense, x.unsqueeze(-1), b.unsqueeze(-1))
+        assert_solves(dense, x.unsqueeze(-1), b.unsqueeze(-1))
         some = vector * (torch.arange(n) % 2 == 0)
         if name in {"positive", "gram tall", "outer wide", "low rank plain", "lbfgs", "lbfgs slots", "lbfgs inverse"}:
-            solves(dense + some.diag_embed(), A.solve_plus_diag(b, some).unsqueeze(-1), b.unsqueeze(-1))
+            assert_solves(dense + some.diag_embed(), A.solve_plus_diag(b, some).unsqueeze(-1), b.unsqueeze(-1))
 
 
 @kinds
@@ -191,18 +198,18 @@ def test_single_precision_stays_single(name):
     b = torch.ones(dense.shape[-1])
     assert A.to_dense().dtype == torch.float32
     assert A.matvec(b).dtype == torch.float32
-    close(A.matvec(b), dense @ b, 1e-5)
+    assert_close(A.matvec(b), dense @ b, 1e-5)
     if name in RECTANGULAR | MATRIX_FREE:
         return
     assert A.solve_plus_diag(b, 30.0).dtype == torch.float32
-    solves(dense + 30 * torch.eye(4), A.solve_plus_diag(b, 30.0)[:, None], b[:, None], 1e-5)
+    assert_solves(dense + 30 * torch.eye(4), A.solve_plus_diag(b, 30.0)[:, None], b[:, None], 1e-5)
 
 
 @kinds
-def test_declarations_hold(name):
+def test_declared_properties_hold(name):
     A, dense = make(name, n=5)
     if A.is_symmetric:
-        close(dense, dense.mH)
+        assert_close(dense, dense.mH)
         assert A.H is A
         assert A.T is A
     if A.is_positive_semidefinite:
@@ -215,7 +222,7 @@ def test_declarations_hold(name):
 
 
 @kinds
-def test_copies_are_equal(name):
+def test_copies_and_pickles_are_equal(name):
     A, _ = make(name)
     assert torch.equal(copy.deepcopy(A).to_dense(), A.to_dense())
     if name not in MATRIX_FREE:  # a lambda cannot be pickled
@@ -274,8 +281,8 @@ def test_wrong_arguments_are_refused(name):
 
 
 @shiftable
-def test_solutions_are_differentiable(name):
-    """The derivative of a solution with respect to its right-hand side and its shift."""
+def test_products_and_solutions_pass_gradcheck(name):
+    """Check derivatives with respect to the vector, the right-hand side and the shift."""
     A, dense = make(name, n=3)
     size = float(torch.linalg.matrix_norm(dense, 2)) + 1.0
     b = torch.linspace(1, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -287,8 +294,8 @@ def test_solutions_are_differentiable(name):
         assert torch.autograd.gradcheck(A.solve, (b,))
 
 
-def test_an_operator_of_ones_own():
-    """One hook is enough; the rest follows."""
+def test_a_user_defined_operator_needs_one_method():
+    """All other methods are derived from `_matmat`."""
 
     class Reverse(LinearOperator):
         def _matmat(self, X):
@@ -298,8 +305,8 @@ def test_an_operator_of_ones_own():
     b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     assert torch.equal(A @ b, b.flip(0))
     assert torch.equal(A.rmatvec(b), b.flip(0))
-    close(A.solve(b), b.flip(0))
-    close(A.solve_plus_diag(b, 2.0), torch.linalg.solve(A.to_dense() + 2 * torch.eye(3, dtype=torch.float64), b))
+    assert_close(A.solve(b), b.flip(0))
+    assert_close(A.solve_plus_diag(b, 2.0), torch.linalg.solve(A.to_dense() + 2 * torch.eye(3, dtype=torch.float64), b))
     assert torch.equal(A.diagonal(), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     bare = Reverse((3, 3), torch.float64, torch.device("cpu"))
     with pytest.raises(MissingAbilityError, match="Reverse of shape 3 x 3 cannot multiply by its adjoint"):

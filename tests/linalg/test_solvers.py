@@ -1,4 +1,4 @@
-"""The solvers against dense algebra, and what they say of systems that have no plain answer."""
+"""The solvers compared with dense linear algebra, and their outcomes for singular and indefinite systems."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ def tol(dtype):
     return 1e-8 if dtype in (F64, C128) else 2e-3
 
 
-def same(got, want, tolerance):
+def assert_close(got, want, tolerance):
     assert got.dtype == want.dtype
     if want.numel():
         assert float((got - want).abs().max()) <= tolerance * float(want.abs().max().clamp(min=1e-300))
@@ -48,15 +48,15 @@ def same(got, want, tolerance):
 def test_cg_solves_positive_systems(seed, n, dtype, scale):
     _, A = make("positive", seed=seed, n=n, dtype=dtype)
     b = scale * Draw(seed + 1, dtype, ())(n)
-    found = cg(A, b)
-    assert found.outcome is Outcome.CONVERGED
-    assert found.direction is None
-    same(found.x, torch.linalg.solve(A, b), tol(dtype))
+    result = cg(A, b)
+    assert result.outcome is Outcome.CONVERGED
+    assert result.direction is None
+    assert_close(result.x, torch.linalg.solve(A, b), tol(dtype))
     jacobi = Diagonal(A.diagonal(), positive_semidefinite=not dtype.is_complex)
     if not dtype.is_complex:
-        same(cg(A, b, preconditioner=jacobi.inverse()).x, found.x, tol(dtype))
+        assert_close(cg(A, b, preconditioner=jacobi.inverse()).x, result.x, tol(dtype))
     start = scale * Draw(seed + 2, dtype, ())(n)
-    same(cg(A, b, x0=start).x, found.x, 10 * tol(dtype))
+    assert_close(cg(A, b, x0=start).x, result.x, 10 * tol(dtype))
 
 
 @given(seed=seeds, n=sizes, dtype=dtypes, scale=scales)
@@ -64,11 +64,11 @@ def test_cg_solves_positive_systems(seed, n, dtype, scale):
 def test_minres_solves_indefinite_systems(seed, n, dtype, scale):
     _, A = make("symmetric", seed=seed, n=n, dtype=dtype)
     b = scale * Draw(seed + 1, dtype, ())(n)
-    found = minres(A, b)
-    assert found.outcome is Outcome.CONVERGED
-    assert float((A @ found.x - b).norm()) <= 10 * tol(dtype) * float(b.norm())
+    result = minres(A, b)
+    assert result.outcome is Outcome.CONVERGED
+    assert float((A @ result.x - b).norm()) <= 10 * tol(dtype) * float(b.norm())
     assert math.isclose(
-        found.residual_norm, float((A @ found.x - b).norm()), abs_tol=10 * tol(dtype) * float(b.norm()) + 1e-300
+        result.residual_norm, float((A @ result.x - b).norm()), abs_tol=10 * tol(dtype) * float(b.norm()) + 1e-300
     )
 
 
@@ -77,17 +77,17 @@ def test_minres_solves_indefinite_systems(seed, n, dtype, scale):
 def test_lsqr_solves_least_squares(seed, m, n, dtype, scale, damp):
     draw = Draw(seed, dtype, ())
     A, b = draw(m, n), scale * draw(m)
-    found = lsqr(A, b, damp=damp)
+    result = lsqr(A, b, damp=damp)
     stacked = torch.cat([A, damp * torch.eye(n, dtype=dtype)])
     right = torch.cat([b, torch.zeros(n, dtype=dtype)])
     want = torch.linalg.pinv(stacked) @ right
-    assert found.outcome in (Outcome.CONVERGED, Outcome.LEAST_SQUARES)
-    residual = stacked @ found.x - right
+    assert result.outcome in (Outcome.CONVERGED, Outcome.LEAST_SQUARES)
+    residual = stacked @ result.x - right
     assert float((stacked.mH @ residual).norm()) <= tol(dtype) * float(b.norm()) * (1 + float(A.norm())) ** 2 + 1e-300
     best = float((stacked @ want - right).norm())
-    assert abs(found.residual_norm - best) <= tol(dtype) * max(best, float(b.norm())) * 10 + 1e-300
+    assert abs(result.residual_norm - best) <= tol(dtype) * max(best, float(b.norm())) * 10 + 1e-300
     if m and n and float(torch.linalg.cond(stacked)) < 30:
-        assert float((found.x - want).norm()) <= 100 * tol(dtype) * float(b.norm())
+        assert float((result.x - want).norm()) <= 100 * tol(dtype) * float(b.norm())
 
 
 def test_lsqr_is_the_matrix_free_gauss_newton_step():
@@ -95,40 +95,40 @@ def test_lsqr_is_the_matrix_free_gauss_newton_step():
     J, r = draw(9, 4), draw(9)
     A = FunctionOperator(lambda x: J @ x, 4, rows=9, rmatvec=lambda y: J.T @ y, dtype=F64)
     want = AtA(J).solve_plus_diag(J.T @ r, 0.3)
-    same(lsqr(A, r, damp=0.3**0.5).x, want, 1e-8)
+    assert_close(lsqr(A, r, damp=0.3**0.5).x, want, 1e-8)
     with pytest.raises(MissingAbilityError, match="give rmatvec="):
         lsqr(FunctionOperator(lambda x: J @ x, 4, rows=9, dtype=F64), r)
 
 
-# -- what has no plain answer -----------------------------------------------------------------------------------------
+# -- singular and indefinite systems -----------------------------------------------------------------------------------------
 
 
 def test_cg_reports_negative_curvature():
     A = torch.diag(torch.tensor([3.0, 2.0, -1.0], dtype=F64))
-    found = cg(A, torch.ones(3, dtype=F64))
-    assert found.outcome is Outcome.NEGATIVE_CURVATURE
-    v = found.direction
+    result = cg(A, torch.ones(3, dtype=F64))
+    assert result.outcome is Outcome.NEGATIVE_CURVATURE
+    v = result.direction
     assert float(v @ A @ v) <= 0
     first = cg(torch.diag(torch.tensor([1.0, -1.0])), torch.ones(2))
     assert (first.outcome, first.iterations) == (Outcome.NEGATIVE_CURVATURE, 1)
     assert torch.equal(first.x, torch.zeros(2))
 
 
-def test_singular_systems():
+def test_singular_systems_have_least_squares_solutions_or_are_reported():
     A = torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=F64))
     solvable, not_solvable = torch.tensor([2.0, 1.0, 0.0], dtype=F64), torch.ones(3, dtype=F64)
     for solver in (cg, minres, lsqr):
-        found = solver(A, solvable)
-        assert found.outcome is Outcome.CONVERGED
-        same(found.x, torch.tensor([1.0, 1.0, 0.0], dtype=F64), 1e-9)
-    lost = cg(A, not_solvable)
-    assert lost.outcome is Outcome.SINGULAR
-    assert float((A @ lost.direction).norm()) <= 1e-12 * float(lost.direction.norm())
+        result = solver(A, solvable)
+        assert result.outcome is Outcome.CONVERGED
+        assert_close(result.x, torch.tensor([1.0, 1.0, 0.0], dtype=F64), 1e-9)
+    unsolved = cg(A, not_solvable)
+    assert unsolved.outcome is Outcome.SINGULAR
+    assert float((A @ unsolved.direction).norm()) <= 1e-12 * float(unsolved.direction.norm())
     for solver in (minres, lsqr):
-        found = solver(A, not_solvable)
-        assert found.outcome is Outcome.LEAST_SQUARES
-        assert math.isclose(found.residual_norm, 1.0, rel_tol=1e-9)
-        assert float((A @ (not_solvable - A @ found.x)).norm()) < 1e-8
+        result = solver(A, not_solvable)
+        assert result.outcome is Outcome.LEAST_SQUARES
+        assert math.isclose(result.residual_norm, 1.0, rel_tol=1e-9)
+        assert float((A @ (not_solvable - A @ result.x)).norm()) < 1e-8
     zero = torch.zeros(3, 3, dtype=F64)
     assert cg(zero, not_solvable).outcome is Outcome.SINGULAR
     assert minres(zero, not_solvable).outcome is Outcome.LEAST_SQUARES
@@ -140,39 +140,39 @@ def test_singular_systems():
 def test_minres_reports_negative_curvature_when_asked(seed, n):
     _, A = make("symmetric", seed=seed, n=n)
     b = Draw(seed + 1, F64, ())(n)
-    found = minres(A, b, stop_at_negative_curvature=True)
-    if found.outcome is Outcome.NEGATIVE_CURVATURE:
-        r = found.direction
-        same(r, b - A @ found.x, 1e-6)
+    result = minres(A, b, stop_at_negative_curvature=True)
+    if result.outcome is Outcome.NEGATIVE_CURVATURE:
+        r = result.direction
+        assert_close(r, b - A @ result.x, 1e-6)
         assert float(r @ A @ r) <= 1e-9 * float(r @ r)
     else:
-        assert found.outcome is Outcome.CONVERGED
+        assert result.outcome is Outcome.CONVERGED
     _, positive = make("positive", seed=seed, n=n)
     assert minres(positive, b, stop_at_negative_curvature=True).outcome is Outcome.CONVERGED
 
 
-def test_ill_conditioned_systems():
+def test_ill_conditioned_systems_are_solved_to_the_requested_residual():
     Q = Draw(3, F64, ()).orthonormal(12, 12)
     A = (Q * torch.logspace(0, -9, 12, dtype=F64)) @ Q.T
     A = (A + A.T) / 2
     b = A @ torch.ones(12, dtype=F64)
     for solver in (cg, minres):
-        found = solver(A, b, rtol=1e-10, maxiter=2000)
-        assert found.outcome is Outcome.CONVERGED
-        assert float((A @ found.x - b).norm()) <= 2e-10 * float(b.norm())
+        result = solver(A, b, rtol=1e-10, maxiter=2000)
+        assert result.outcome is Outcome.CONVERGED
+        assert float((A @ result.x - b).norm()) <= 2e-10 * float(b.norm())
     assert cg(A, Q[:, -1].contiguous(), rtol=1e-16, maxiter=5000).outcome is not Outcome.CONVERGED
 
 
 def test_the_residual_of_minres_never_grows():
     _, A = make("symmetric", n=20, seed=5)
-    seen = []
-    minres(A, torch.ones(20, dtype=F64), callback=lambda k, x, norm: seen.append((k, norm)))
-    assert [k for k, _ in seen] == list(range(1, len(seen) + 1))
-    assert all(late <= early for (_, early), (_, late) in itertools.pairwise(seen))
+    norms = []
+    minres(A, torch.ones(20, dtype=F64), callback=lambda k, x, norm: norms.append((k, norm)))
+    assert [k for k, _ in norms] == list(range(1, len(norms) + 1))
+    assert all(late <= early for (_, early), (_, late) in itertools.pairwise(norms))
 
 
 @pytest.mark.parametrize("solver", [cg, minres, lsqr])
-def test_limits_callbacks_and_zero(solver):
+def test_limits_callbacks_and_zero_right_hand_sides(solver):
     _, A = make("positive", n=8)
     b = torch.ones(8, dtype=F64)
     assert solver(A, b, maxiter=2).outcome is Outcome.MAXITER
@@ -194,17 +194,17 @@ def test_limits_callbacks_and_zero(solver):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_tiny_and_huge_numbers_in_single_precision(scale):
+def test_tiny_and_huge_scales_are_solved_in_single_precision(scale):
     A, b = torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.full((3,), scale)
     want = b / A.diagonal()
     for solver in (cg, minres, lsqr):
-        same(solver(A, b).x, want, 1e-4)
-    for found in (steihaug(A, b, 10 * scale), trust_exact(A, b, 10 * scale)):
-        assert found.outcome is Outcome.INTERIOR
-        same(found.step, -want, 1e-4)
-    for found in (steihaug(A, b, 0.1 * scale), trust_exact(A, b, 0.1 * scale)):
-        assert found.outcome is Outcome.BOUNDARY
-        assert found.step.double().norm().item() == pytest.approx(0.1 * scale, rel=1e-5)
+        assert_close(solver(A, b).x, want, 1e-4)
+    for result in (steihaug(A, b, 10 * scale), trust_exact(A, b, 10 * scale)):
+        assert result.outcome is Outcome.INTERIOR
+        assert_close(result.step, -want, 1e-4)
+    for result in (steihaug(A, b, 0.1 * scale), trust_exact(A, b, 0.1 * scale)):
+        assert result.outcome is Outcome.BOUNDARY
+        assert result.step.double().norm().item() == pytest.approx(0.1 * scale, rel=1e-5)
 
 
 @pytest.mark.parametrize("solver", SYMMETRIC)
@@ -229,7 +229,7 @@ def test_wrong_arguments_are_refused(solver):
         solver(torch.ones(2, 3), b)
 
 
-def test_more_wrong_arguments():
+def test_wrong_arguments_of_single_solvers_are_refused():
     A, b = torch.eye(3), torch.ones(3)
     with pytest.raises(ValueError, match="rᴴ M r = -3"):
         cg(A, 3**0.5 * b, preconditioner=Diagonal(-3 * torch.ones(3)))
@@ -257,11 +257,11 @@ def test_outcomes_are_sentences():
     assert all(str(outcome).endswith(".") and " " in str(outcome) for outcome in Outcome)
 
 
-def test_solvers_take_every_symmetric_operator():
+def test_solvers_accept_lbfgs_operators_and_shifts():
     draw = Draw(0, F64, ())
     s = draw(3, 6)
     B = LBFGSOperator(s, s @ (torch.eye(6, dtype=F64) + torch.diag(torch.arange(6.0, dtype=F64))))
     b = draw(6)
     for solver in (cg, minres):
-        same(solver(B, b).x, B.solve(b), 1e-8)
-        same(solver(B + 0.5, b).x, B.solve_plus_diag(b, 0.5), 1e-8)
+        assert_close(solver(B, b).x, B.solve(b), 1e-8)
+        assert_close(solver(B + 0.5, b).x, B.solve_plus_diag(b, 0.5), 1e-8)

@@ -1,9 +1,9 @@
-"""What each kind of operator promises beyond the laws: accuracy, cost, closed forms, and its own errors."""
+"""Properties of single kinds of operators: accuracy, cost, closed forms, and errors."""
 
 import pytest
 import torch
 
-from linalg.kinds import Draw, explicit_bfgs, make, pairs
+from linalg.kinds import Draw, explicit_bfgs, make, make_pairs
 from moduli.linalg import (
     AAT,
     AtA,
@@ -37,8 +37,8 @@ def error(got, want):
 
 
 @pytest.mark.parametrize("m", [0, 1, 3, 7])
-def test_lbfgs_is_the_recursion_and_meets_the_secant_equation(m):
-    s, y = pairs(draw(m), 9, m)
+def test_lbfgs_equals_the_recursion_and_satisfies_the_secant_equation(m):
+    s, y = make_pairs(draw(m), 9, m)
     B = LBFGSOperator(s, y)
     torch.testing.assert_close(B.to_dense(), explicit_bfgs(s, y, B.initial), rtol=1e-11, atol=1e-11)
     if m:
@@ -50,18 +50,18 @@ def test_lbfgs_is_the_recursion_and_meets_the_secant_equation(m):
     torch.testing.assert_close(B.inverse().to_dense() @ B.to_dense(), torch.eye(9, dtype=F64), rtol=1e-9, atol=1e-9)
 
 
-def test_lbfgs_uses_gram_matrices_that_are_known():
-    s, y = pairs(draw(), 6, 3)
-    known = LBFGSOperator(s, y, sy=s @ y.T, ss=s @ s.T, yy=y @ y.T)
+def test_lbfgs_accepts_precomputed_gram_matrices():
+    s, y = make_pairs(draw(), 6, 3)
+    with_gram = LBFGSOperator(s, y, sy=s @ y.T, ss=s @ s.T, yy=y @ y.T)
     plain = LBFGSOperator(s, y)
     b = draw(1)(6)
     for method in ("matvec", "solve"):
-        assert torch.equal(getattr(known, method)(b), getattr(plain, method)(b))
-    assert torch.equal(known.solve_plus_diag(b, 2.0), plain.solve_plus_diag(b, 2.0))
+        assert torch.equal(getattr(with_gram, method)(b), getattr(plain, method)(b))
+    assert torch.equal(with_gram.solve_plus_diag(b, 2.0), plain.solve_plus_diag(b, 2.0))
 
 
-def test_lbfgs_of_pairs_of_very_different_lengths():
-    s, y = pairs(draw(2), 8, 4)
+def test_lbfgs_is_accurate_for_pairs_of_very_different_lengths():
+    s, y = make_pairs(draw(2), 8, 4)
     lengths = torch.tensor([1e-8, 1.0, 1e6, 1e-3], dtype=F64)[:, None]
     B, plain, b = LBFGSOperator(lengths * s, lengths * y), LBFGSOperator(s, y), draw(3)(8)
     for shift in (1e-6, 1.0, 1e6, torch.linspace(0.1, 5, 8, dtype=F64)):
@@ -86,10 +86,10 @@ def test_lbfgs_never_forms_the_matrix():
     assert error(B @ x + 0.5 * x, b) < 1e-10
 
 
-def test_lbfgs_members_may_hold_different_numbers_of_pairs():
-    s, y = pairs(draw(4), 5, 3)
-    gone = torch.tensor([[1.0], [1.0], [0.0]], dtype=F64)
-    B = LBFGSOperator(torch.stack([s, s * gone, 0 * s]), torch.stack([y, y * gone, 0 * y]))
+def test_members_of_a_batch_may_have_different_numbers_of_pairs():
+    s, y = make_pairs(draw(4), 5, 3)
+    mask = torch.tensor([[1.0], [1.0], [0.0]], dtype=F64)
+    B = LBFGSOperator(torch.stack([s, s * mask, 0 * s]), torch.stack([y, y * mask, 0 * y]))
     b = draw(5)(3, 5)
     alone = [LBFGSOperator(s, y), LBFGSOperator(s[:2], y[:2]), LBFGSOperator(s[:0], y[:0])]
     for call in (lambda A, v: A.matvec(v), lambda A, v: A.solve(v), lambda A, v: A.solve_plus_diag(v, 0.3)):
@@ -97,8 +97,8 @@ def test_lbfgs_members_may_hold_different_numbers_of_pairs():
         torch.testing.assert_close(call(B, b), want, rtol=1e-10, atol=1e-10)
 
 
-def test_lbfgs_refuses():
-    s, y = pairs(draw(), 4, 2)
+def test_lbfgs_refuses_invalid_pairs_and_options():
+    s, y = make_pairs(draw(), 4, 2)
     with pytest.raises(ValueError, match=r"pair 1 has sᵀy = -.*, but BFGS needs sᵀy > 0; skip or damp it"):
         LBFGSOperator(s, torch.stack([y[0], -y[1]]))
     with pytest.raises(ValueError, match="pair 0 has sᵀy = 0"):
@@ -118,14 +118,14 @@ def test_lbfgs_refuses():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("apart", [0.0, 0.1, 0.5])
-def test_lbfgs_refuses_by_the_condition_of_the_small_matrix(dtype, apart):
-    """Steps at an angle whose squared sine is a multiple of the rounding, under a scale that leaves their Gram matrix alone."""
-    s, y = (rows.to(dtype) for rows in pairs(draw(), 40, 2))
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
+def test_lbfgs_refuses_by_the_condition_of_the_small_matrix(dtype, fraction):
+    """The sine of the angle between the steps squares to about the rounding error; at this scale their Gram matrix dominates."""
+    s, y = (rows.to(dtype) for rows in make_pairs(draw(), 40, 2))
     limit = (20 * torch.finfo(dtype).eps) ** 0.5
     first = s[0] / s[0].norm()
     across = s[1] - first * (first @ s[1])
-    near = first + apart * limit * across / across.norm()
+    near = first + fraction * limit * across / across.norm()
     b = torch.ones(40, dtype=dtype)
     for lengths in ((1.0, 1.0), (1e-6, 1e3)):
         size = torch.tensor(lengths, dtype=dtype)[:, None]
@@ -141,13 +141,13 @@ def test_lbfgs_refuses_by_the_condition_of_the_small_matrix(dtype, apart):
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def test_gram_systems_have_the_condition_of_the_factor():
+def test_gram_systems_are_solved_with_the_condition_of_the_factor():
     """Forming the Gram matrix of a factor of condition 1e7 would leave a residual error of about 1e-2."""
     Q, P = draw(1).orthonormal(20, 6), draw(2).orthonormal(6, 6)
     J = (Q * torch.logspace(0, -7, 6, dtype=F64)) @ P.T
     x = draw(3)(6)
     r = J @ x
-    assert error(AtA(J).solve(J.T @ r), x) < 1e-2  # b itself has already lost what it can
+    assert error(AtA(J).solve(J.T @ r), x) < 1e-2  # computing b has already lost this precision
     exact = P @ ((Q.T @ r) / torch.logspace(0, -7, 6, dtype=F64))
     assert error(J @ AtA(J).solve(J.T @ r), J @ exact) < 1e-8
     damped = AtA(J).solve_plus_diag(J.T @ r, 1e-12)
@@ -163,7 +163,7 @@ def test_wide_gram_systems_do_not_cancel(shift):
     values = torch.tensor([3.0, 1.0, 0.5], dtype=F64)
     J, r = (Q * values) @ P.T, draw(3)(3)
     want = (Q.T @ r) * values / (values**2 + shift)
-    # Beside the span the rounding of b itself is divided by the shift; within it nothing may be lost.
+    # Outside the span of J the rounding error of b is divided by the shift, so only components inside are compared.
     assert error(P.T @ AtA(J).solve_plus_diag(J.T @ r, shift), want) < 1e-12
     low = LowRankPlusDiagonal(torch.full((40,), shift, dtype=F64), J.T)
     assert error(P.T @ low.solve(J.T @ r), want) < 1e-12
@@ -171,7 +171,7 @@ def test_wide_gram_systems_do_not_cancel(shift):
     assert error(P.T @ few.solve_plus_diag(J.T @ r, shift), want) < 1e-12
 
 
-def test_low_rank_with_an_enormous_core():
+def test_low_rank_systems_with_an_enormous_core_are_accurate():
     low = LowRankPlusDiagonal(torch.ones(50, dtype=F64), draw(1)(50, 3), 1e12 * torch.ones(3, dtype=F64))
     b = draw(2)(50)
     want = b - draw(1)(50, 3) @ torch.linalg.lstsq(draw(1)(50, 3), b).solution
@@ -181,7 +181,7 @@ def test_low_rank_with_an_enormous_core():
 # -- closed forms -----------------------------------------------------------------------------------------------------
 
 
-def test_sums_keep_the_closest_form():
+def test_sums_have_the_most_specific_class():
     d, A = Diagonal(torch.ones(3)), Dense(torch.eye(3), symmetric=True)
     assert isinstance(d + d, Diagonal)
     assert isinstance(ScaledIdentity(3) + ScaledIdentity(3), ScaledIdentity)
@@ -199,16 +199,16 @@ def test_sums_keep_the_closest_form():
     assert torch.equal(both.solve(torch.ones(3)), torch.full((3,), 1 / 3))
 
 
-def test_an_eigendecomposition_can_be_mapped():
+def test_map_applies_a_function_to_the_eigenvalues():
     _, A = make("symmetric", n=5)
-    known = Eigendecomposition.of(A)
-    torch.testing.assert_close(known.to_dense(), A)
-    torch.testing.assert_close(known.map(lambda v: v**2).to_dense(), A @ A)
-    assert known.map(torch.abs).is_positive_semidefinite
-    assert not known.is_positive_semidefinite
-    assert Eigendecomposition.of(known) is known
+    decomposition = Eigendecomposition.of(A)
+    torch.testing.assert_close(decomposition.to_dense(), A)
+    torch.testing.assert_close(decomposition.map(lambda v: v**2).to_dense(), A @ A)
+    assert decomposition.map(torch.abs).is_positive_semidefinite
+    assert not decomposition.is_positive_semidefinite
+    assert Eigendecomposition.of(decomposition) is decomposition
     torch.testing.assert_close(Eigendecomposition.of(Dense(A, symmetric=True)).to_dense(), A)
-    torch.testing.assert_close(known.vectors @ torch.diag(known.values) @ known.vectors.T, A)
+    torch.testing.assert_close(decomposition.vectors @ torch.diag(decomposition.values) @ decomposition.vectors.T, A)
 
 
 def test_an_inverse_can_be_damped_without_inverting():
@@ -221,7 +221,7 @@ def test_an_inverse_can_be_damped_without_inverting():
         assert error(H.solve_plus_diag(b, shift), want) < 1e-10
 
 
-def test_derivatives_reach_what_an_operator_is_made_of():
+def test_derivatives_reach_the_tensors_of_an_operator():
     J = draw(1)(3, 4).requires_grad_()
     d, U = (1 + draw(2)(4).abs()).requires_grad_(), draw(3)(4, 2).requires_grad_()
     b = draw(4)(4).requires_grad_()
@@ -231,12 +231,12 @@ def test_derivatives_reach_what_an_operator_is_made_of():
     assert check(lambda d, U, b: LowRankPlusDiagonal(d, U).solve(b), (d, U, b))
     assert check(lambda d, b: Diagonal(d).solve(b), (d, b))
     assert check(lambda A, b: Dense(A).solve(b), (draw(5).regular(4).requires_grad_(), b))
-    s, y = (part.requires_grad_() for part in pairs(draw(6), 4, 2))
+    s, y = (part.requires_grad_() for part in make_pairs(draw(6), 4, 2))
     assert check(lambda s, y, b: LBFGSOperator(s, y).matvec(b), (s, y, b))
     assert check(lambda s, y, b: LBFGSOperator(s, y).solve(b), (s, y, b))
 
 
-def test_complex_shifts():
+def test_complex_shifts_are_solved():
     some = Draw(7, torch.complex128, ())
     J, b, d = some(3, 4), some(4), some(4)
     Q = some.orthonormal(4, 2)
@@ -254,20 +254,20 @@ def test_complex_shifts():
         assert error((A * 1j).to_dense(), 1j * A.to_dense()) == 0
 
 
-def test_a_shift_that_cancels_the_start_of_lbfgs():
-    s, y = pairs(draw(), 4, 4)
+def test_a_shift_that_cancels_the_initial_matrix_of_lbfgs():
+    s, y = make_pairs(draw(), 4, 4)
     B, b = LBFGSOperator(s, y, scale=2.0), draw(1)(4)
     shift = torch.tensor([-2.0, 1.0, 1.0, 1.0], dtype=F64)
     x = B.solve_plus_diag(b, shift)
     assert error(B @ x + shift * x, b) < 1e-10
 
 
-def test_products_with_no_columns():
+def test_products_with_matrices_without_columns_are_empty():
     A = FunctionOperator(lambda x: 2 * x, 3, symmetric=True)
     assert (A @ torch.zeros(3, 0)).shape == (3, 0)
 
 
-def test_batched_functions():
+def test_batched_functions_equal_dense_products():
     some = Draw(1, F64, (2,))
     M = some(3, 4)
     A = FunctionOperator(
@@ -288,7 +288,7 @@ def test_batched_functions():
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_singular_systems_are_named():
+def test_singular_systems_are_refused_by_class():
     b = torch.ones(2)
     for A in (
         Dense(torch.ones(2, 2)),
@@ -307,7 +307,7 @@ def test_singular_systems_are_named():
     torch.testing.assert_close(Scaled(AtA(torch.eye(2)), 0.0).solve_plus_diag(b, 2.0), b / 2)
 
 
-def test_wrong_parts_are_refused():
+def test_invalid_tensors_of_operators_are_refused():
     eye = torch.eye(2)
     with pytest.raises(TypeError, match="matrix is a torch.Tensor, not list"):
         Dense([[1.0]])
@@ -341,7 +341,7 @@ def test_wrong_parts_are_refused():
         Dense(eye.expand(2, 2, 2)).matvec(torch.ones(3, 2))
 
 
-def test_factors_are_checked():
+def test_invalid_factors_are_refused():
     A = Dense(torch.eye(2))
     with pytest.raises(TypeError, match="the factor is complex, but Dense of shape 2 x 2 is real"):
         A * torch.tensor(1j)
@@ -349,7 +349,7 @@ def test_factors_are_checked():
         A * True
 
 
-def test_functions_are_checked():
+def test_invalid_functions_are_refused():
     with pytest.raises(TypeError, match="a function of a vector, not Tensor"):
         FunctionOperator(torch.eye(2), 2)
     with pytest.raises(ValueError, match="declare it with vectorized=True"):
@@ -362,9 +362,9 @@ def test_functions_are_checked():
         AtA(FunctionOperator(torch.clone, 2, symmetric=True)).solve(torch.ones(2))
 
 
-def test_kinds_are_final():
-    # What a kind shares with another is in an abstract class between them and LinearOperator.
-    found = [kind for kind in LinearOperator.__subclasses__() if kind.__module__.startswith("moduli.")]
-    kinds = [leaf for kind in found for leaf in (kind.__subclasses__() or [kind])]
+def test_classes_of_operators_are_final():
+    # Some classes share an abstract base below LinearOperator.
+    classes = [kind for kind in LinearOperator.__subclasses__() if kind.__module__.startswith("moduli.")]
+    kinds = [leaf for kind in classes for leaf in (kind.__subclasses__() or [kind])]
     assert len(kinds) == 15
     assert all(getattr(kind, "__final__", False) for kind in kinds)

@@ -1,4 +1,4 @@
-"""The trust-region problem: steihaug's guarantees, and the optimality conditions that trust_exact must meet."""
+"""The trust-region problem: guarantees of steihaug, and optimality conditions of trust_exact."""
 
 import math
 
@@ -48,22 +48,34 @@ def problem(seed, n, kind, gradient, scale, dtype, **_):
     return (H + H.mH) / 2, g
 
 
-def model(H, g, p):
+def compute_model(H, g, p):
     return float((torch.linalg.vecdot(g, p) + 0.5 * torch.linalg.vecdot(p, H @ p)).real)
 
 
-def cauchy(H, g, radius):
-    """The decrease along -g to the boundary or to the minimum before it (Nocedal and Wright, (4.11))."""
+def compute_cauchy_decrease(H, g, radius):
+    """Return the decrease at the Cauchy point (Nocedal and Wright, (4.11)).
+
+    Args:
+        H: The Hessian.
+        g: The gradient.
+        radius: The radius of the region.
+    """
     size = float(g.norm())
     if size == 0:
         return 0.0
     curvature = float(torch.linalg.vecdot(g, H @ g).real)
     tau = 1.0 if curvature <= 0 else min(size**3 / (radius * curvature), 1.0)
-    return -model(H, g, -tau * radius / size * g)
+    return -compute_model(H, g, -tau * radius / size * g)
 
 
-def units(H, g, radius):
-    """A size for decreases, and the precision to which they can be computed."""
+def compute_scale_and_precision(H, g, radius):
+    """Return a scale of decreases, and the relative precision to which they can be computed.
+
+    Args:
+        H: The Hessian.
+        g: The gradient.
+        radius: The radius of the region.
+    """
     eps = torch.finfo(H.dtype).eps
     size = float(torch.linalg.matrix_norm(H, 2)) if H.numel() else 0.0
     return float(g.norm()) * radius + 0.5 * size * radius**2, 2e3 * eps
@@ -71,57 +83,57 @@ def units(H, g, radius):
 
 @given(case=cases)
 @some
-def test_steihaug(case):
+def test_steihaug_decreases_at_least_like_the_cauchy_point(case):
     H, g = problem(**case)
     radius = case["radius"]
-    found = steihaug(H, g, radius)
-    p = found.step
-    length, (size, eps) = float(p.norm()), units(H, g, radius)
+    result = steihaug(H, g, radius)
+    p = result.step
+    length, (size, eps) = float(p.norm()), compute_scale_and_precision(H, g, radius)
     assert length <= radius * (1 + eps)
-    assert found.predicted_decrease >= cauchy(H, g, radius) * (1 - eps) - eps * 1e-3 * size
-    assert abs(found.predicted_decrease + model(H, g, p)) <= eps * size
-    if found.outcome is Outcome.INTERIOR:
+    assert result.predicted_decrease >= compute_cauchy_decrease(H, g, radius) * (1 - eps) - eps * 1e-3 * size
+    assert abs(result.predicted_decrease + compute_model(H, g, p)) <= eps * size
+    if result.outcome is Outcome.INTERIOR:
         assert float((H @ p + g).norm()) <= 1e-3 * float(g.norm()) + 1e-300
-    elif found.outcome in (Outcome.BOUNDARY, Outcome.NEGATIVE_CURVATURE):
+    elif result.outcome in (Outcome.BOUNDARY, Outcome.NEGATIVE_CURVATURE):
         assert length == pytest.approx(radius, rel=eps)
     if case["kind"] == "positive":
-        assert found.outcome in (Outcome.INTERIOR, Outcome.BOUNDARY)
+        assert result.outcome in (Outcome.INTERIOR, Outcome.BOUNDARY)
         best = trust_exact(H, g, radius).predicted_decrease
-        assert found.predicted_decrease >= 0.5 * best - eps * size
+        assert result.predicted_decrease >= 0.5 * best - eps * size
 
 
 @given(case=cases)
 @some
-def test_exact(case):
+def test_trust_exact_satisfies_the_optimality_conditions(case):
     H, g = problem(**case)
     radius, n = case["radius"], case["n"]
-    found = trust_exact(H, g, radius)
-    p, multiplier = found.step, found.multiplier
-    length, (size, eps) = float(p.norm()), units(H, g, radius)
+    result = trust_exact(H, g, radius)
+    p, multiplier = result.step, result.multiplier
+    length, (size, eps) = float(p.norm()), compute_scale_and_precision(H, g, radius)
     assert length <= radius * (1 + eps)
     # Nocedal and Wright, theorem 4.1: these conditions are necessary and sufficient
     assert multiplier >= 0
     bound = (float(torch.linalg.matrix_norm(H, 2)) if n else 0.0) + multiplier
     assert float((H @ p + multiplier * p + g).norm()) <= 10 * eps * (bound * max(length, 1e-300) + float(g.norm()))
     assert float((H @ p + multiplier * p + g).norm()) == pytest.approx(
-        found.residual_norm, abs=10 * eps * (bound * length + float(g.norm())) + 1e-300
+        result.residual_norm, abs=10 * eps * (bound * length + float(g.norm())) + 1e-300
     )
     if n:
         low = float(torch.linalg.eigvalsh(H).min())
         assert low + multiplier >= -eps * max(bound, 1e-300)
         assert multiplier * (radius - length) <= 10 * eps * max(bound, multiplier) * radius
-    if found.outcome is Outcome.INTERIOR:
+    if result.outcome is Outcome.INTERIOR:
         assert multiplier == 0
     else:
         assert length == pytest.approx(radius, rel=10 * eps)
-    assert abs(found.predicted_decrease + model(H, g, p)) <= eps * size
-    assert found.predicted_decrease >= cauchy(H, g, radius) - eps * size
-    assert found.predicted_decrease >= steihaug(H, g, radius).predicted_decrease - eps * size
+    assert abs(result.predicted_decrease + compute_model(H, g, p)) <= eps * size
+    assert result.predicted_decrease >= compute_cauchy_decrease(H, g, radius) - eps * size
+    assert result.predicted_decrease >= steihaug(H, g, radius).predicted_decrease - eps * size
 
 
 @given(seed=st.integers(0, 10**6), radius=st.sampled_from([0.1, 1.0, 10.0]))
 @settings(max_examples=10, deadline=None, derandomize=True)
-def test_exact_beats_every_point_of_the_disc(seed, radius):
+def test_trust_exact_is_no_worse_than_any_point_of_the_disc(seed, radius):
     draw = Draw(seed, F64, ())
     H, g = draw(2, 2), draw(2)
     H = H + H.T
@@ -132,13 +144,13 @@ def test_exact_beats_every_point_of_the_disc(seed, radius):
     assert -trust_exact(H, g, radius).predicted_decrease <= best + 1e-12
 
 
-def test_the_hard_case_is_named():
+def test_the_hard_case_is_reported():
     H = torch.diag(torch.tensor([-2.0, -2.0, 1.0], dtype=F64))
-    found = trust_exact(H, torch.tensor([0.0, 0.0, 3.0], dtype=F64), 2.0)
-    assert found.outcome is Outcome.HARD_CASE
-    assert found.multiplier == pytest.approx(2.0)
-    assert float(found.step[2]) == pytest.approx(-1.0)
-    assert float(found.step[:2].norm()) == pytest.approx(3**0.5)
+    result = trust_exact(H, torch.tensor([0.0, 0.0, 3.0], dtype=F64), 2.0)
+    assert result.outcome is Outcome.HARD_CASE
+    assert result.multiplier == pytest.approx(2.0)
+    assert float(result.step[2]) == pytest.approx(-1.0)
+    assert float(result.step[:2].norm()) == pytest.approx(3**0.5)
     inside = trust_exact(H, torch.tensor([0.0, 0.0, 30.0], dtype=F64), 2.0)
     assert inside.outcome is Outcome.BOUNDARY
     still = trust_exact(H, torch.zeros(3, dtype=F64), 2.0)
@@ -148,18 +160,18 @@ def test_the_hard_case_is_named():
     assert not flat.step.any()
 
 
-def test_a_decomposition_serves_every_radius(monkeypatch):
+def test_a_decomposition_is_reused_for_every_radius(monkeypatch):
     draw = Draw(1, F64, ())
     root, g = draw(5, 5), draw(5)
     H = root + root.T
-    known = Eigendecomposition.of(H)
+    decomposition = Eigendecomposition.of(H)
     want = [trust_exact(Dense(H, symmetric=True), g, radius).step for radius in (0.1, 1.0, 3.0)]
     monkeypatch.setattr(torch.linalg, "eigh", None)
     for radius, step in zip((0.1, 1.0, 3.0), want, strict=True):
-        torch.testing.assert_close(trust_exact(known, g, radius).step, step)
+        torch.testing.assert_close(trust_exact(decomposition, g, radius).step, step)
 
 
-def test_steihaug_without_a_region_limits_and_callbacks():
+def test_steihaug_with_an_infinite_radius_limits_and_callbacks():
     A = FunctionOperator(lambda x: torch.arange(1.0, 9.0, dtype=F64) * x, 8, dtype=F64, symmetric=True)
     g = torch.ones(8, dtype=F64)
     free = steihaug(A, g, math.inf)
@@ -167,12 +179,12 @@ def test_steihaug_without_a_region_limits_and_callbacks():
     torch.testing.assert_close(free.step, -g / torch.arange(1.0, 9.0, dtype=F64))
     assert steihaug(A, g, 10.0, maxiter=2).outcome is Outcome.MAXITER
     assert steihaug(A, g, 10.0, maxiter=2).iterations == 2
-    seen = []
-    stopped = steihaug(A, g, 10.0, callback=lambda k, p, norm: seen.append((p, norm)) or k == 3)
+    steps = []
+    stopped = steihaug(A, g, 10.0, callback=lambda k, p, norm: steps.append((p, norm)) or k == 3)
     assert (stopped.outcome, stopped.iterations) == (Outcome.STOPPED, 3)
-    torch.testing.assert_close(seen[-1][0], stopped.step)
-    assert seen[-1][1] == pytest.approx(stopped.residual_norm)
-    lengths = [float(p.norm()) for p, _ in seen]
+    torch.testing.assert_close(steps[-1][0], stopped.step)
+    assert steps[-1][1] == pytest.approx(stopped.residual_norm)
+    lengths = [float(p.norm()) for p, _ in steps]
     assert lengths == sorted(lengths)
     down = steihaug(Diagonal(-g), 2 * g, math.inf)
     assert down.outcome is Outcome.NEGATIVE_CURVATURE

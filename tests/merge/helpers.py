@@ -1,19 +1,28 @@
-"""Models to merge, and every recipe in a form that takes a list of them."""
+"""Models to merge, every recipe as a function of a list of models, and checks of results and errors."""
 
 import copy
+import re
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import nn
 
 from moduli import merge
+from moduli.merge import MergeError
 from strategies import Node
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 
 
 def siblings(net, count, seed=0):
-    """Copies of a module with random values in everything that has averages; integers stay equal."""
+    """Return copies of a module with random values in all floating tensors; integers stay equal.
+
+    Args:
+        net: The module to copy.
+        count: The number of copies.
+        seed: The seed of the values.
+    """
     generator = torch.Generator().manual_seed(seed)
     models = [copy.deepcopy(net) for _ in range(count)]
     with torch.no_grad():
@@ -31,8 +40,8 @@ def siblings(net, count, seed=0):
     return models
 
 
-def everything(model):
-    """Every tensor of a module or state dict by every name."""
+def get_tensors(model):
+    """Return every tensor of a module or state dict by each of its names."""
     if isinstance(model, Mapping):
         return dict(model)
     return {
@@ -41,12 +50,12 @@ def everything(model):
     }
 
 
-def averaged(tensor):
+def is_averaged(tensor):
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def assert_same(left, right, exactly=True, **tolerance):
-    left, right = everything(left), everything(right)
+    left, right = get_tensors(left), get_tensors(right)
     assert list(left) == list(right)
     for name, tensor in left.items():
         assert tensor.dtype == right[name].dtype, name
@@ -56,11 +65,21 @@ def assert_same(left, right, exactly=True, **tolerance):
             torch.testing.assert_close(tensor, right[name], msg=lambda text: f"{name}: {text}", **tolerance)
 
 
+def state(*values, dtype=torch.float32):
+    """Return a state dict with one tensor `w`."""
+    return {"w": torch.tensor(values, dtype=dtype)}
+
+
+def raises_merge_error(*parts):
+    """Return a context that expects a MergeError whose text contains the parts in this order."""
+    return pytest.raises(MergeError, match=".*".join(map(re.escape, parts)))
+
+
 def equal_fishers(models):
-    return [{name: torch.ones(t.shape) for name, t in everything(m).items() if averaged(t)} for m in models]
+    return [{name: torch.ones(t.shape) for name, t in get_tensors(m).items() if is_averaged(t)} for m in models]
 
 
-# Each takes at least three models, the first of which is the base where there is one.
+# Each takes at least three models, of which the first is the base if the recipe has one.
 RECIPES = {
     "linear": lambda models, **how: merge.linear(models, range(1, len(models) + 1), **how),
     "lerp": lambda models, **how: merge.lerp(models[0], models[1], 0.3, **how),
@@ -88,7 +107,7 @@ RECIPES = {
 
 
 class Lazy(Mapping):
-    """A mapping that makes each tensor when it is asked for, as one on a file does."""
+    """A mapping that creates each tensor when it is read, like one on a file, and records the reads."""
 
     def __init__(self, state):
         self.state, self.reads = state, []
@@ -105,10 +124,17 @@ class Lazy(Mapping):
 
 
 class Described(Lazy):
-    """One that knows shapes and dtypes without reading."""
+    """A lazy mapping with a method that returns shapes and dtypes without reading."""
 
     def meta(self, name):
         return self.state[name].to("meta")
+
+
+class TwoParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 1)
 
 
 class BatchNormNet(nn.Sequential):
@@ -117,7 +143,7 @@ class BatchNormNet(nn.Sequential):
 
 
 class Tied(nn.Module):
-    """A language model in miniature: the output layer is the embedding."""
+    """A small language model whose output layer is tied to its embedding."""
 
     def __init__(self):
         super().__init__()
@@ -140,9 +166,12 @@ __all__ = [
     "Lazy",
     "Node",
     "Tied",
+    "TwoParts",
     "assert_same",
-    "averaged",
+    "is_averaged",
     "equal_fishers",
-    "everything",
+    "get_tensors",
+    "raises_merge_error",
     "siblings",
+    "state",
 ]

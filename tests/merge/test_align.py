@@ -1,4 +1,4 @@
-"""Aligned models: a permuted copy is recovered exactly, what is computed stays, and a barrier between strangers falls."""
+"""Aligned models: a permuted copy is recovered exactly, outputs stay the same, and the loss barrier between models falls."""
 
 import copy
 
@@ -14,8 +14,8 @@ from moduli import merge
 pytest.importorskip("scipy")
 
 
-def _disturb(net):
-    """Give every parameter numbers of its own: ones and zeros of an initialisation can't be told apart."""
+def add_noise(net):
+    """Add noise to every parameter, because units with equal initial values cannot be matched uniquely."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for each in (*net.parameters(), *net.buffers()):
@@ -24,14 +24,14 @@ def _disturb(net):
     return net.eval()
 
 
-def _permute(net, example):
+def permute_randomly(net, example):
     ax = mo.axes.trace(net, *example)
     generator = torch.Generator().manual_seed(5)
     units = {axis.name: torch.randperm(axis.size, generator=generator) for axis in ax.free}
     return ax, merge.permute_units(net, ax, units, example)
 
 
-def _mlp(seed=0, width=12):
+def make_mlp(seed=0, width=12):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
 
@@ -40,8 +40,8 @@ def _mlp(seed=0, width=12):
 def test_a_permuted_copy_is_recovered_exactly(name):
     torch.manual_seed(0)
     net, example, _ = MODELS[name]()
-    net = _disturb(net)
-    ax, other = _permute(net, example)
+    net = add_noise(net)
+    ax, other = permute_randomly(net, example)
     before = {key: value.clone() for key, value in other.state_dict().items()}
     aligned = merge.align(other, net, ax, example)
     for key, value in net.state_dict().items():
@@ -49,10 +49,10 @@ def test_a_permuted_copy_is_recovered_exactly(name):
         assert torch.equal(other.state_dict()[key], before[key]), key
 
 
-def test_a_permuted_copy_is_recovered_by_what_it_computes():
-    net = _disturb(MODELS["conv 2d"]()[0])
+def test_a_permuted_copy_is_recovered_by_its_activations():
+    net = add_noise(MODELS["conv 2d"]()[0])
     example = MODELS["conv 2d"]()[1]
-    ax, other = _permute(net, example)
+    ax, other = permute_randomly(net, example)
     data = [torch.randn(16, *example[0].shape[1:], generator=torch.Generator().manual_seed(at)) for at in range(3)]
     aligned = merge.align(other, net, ax, example, by="activations", data=data)
     for key, value in net.state_dict().items():
@@ -60,14 +60,14 @@ def test_a_permuted_copy_is_recovered_by_what_it_computes():
 
 
 def test_state_dicts_are_aligned_with_axes():
-    net, x = _mlp(), torch.randn(5, 4)
-    ax, other = _permute(net, (x,))
+    net, x = make_mlp(), torch.randn(5, 4)
+    ax, other = permute_randomly(net, (x,))
     aligned = merge.align(other.state_dict(), net.state_dict(), ax)
     assert all(map(torch.equal, aligned.values(), net.state_dict().values()))
     assert list(aligned) == list(net.state_dict())
 
 
-def test_double_precision_complex_and_ties_follow():
+def test_double_precision_complex_and_tied_models_are_recovered():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -77,8 +77,8 @@ def test_double_precision_complex_and_ties_follow():
         def forward(self, x):
             return self.mix(self.embed(x)).tanh() @ self.embed.weight.T
 
-    net, x = _disturb(Tied()), torch.arange(7)
-    ax, other = _permute(net, (x,))
+    net, x = add_noise(Tied()), torch.arange(7)
+    ax, other = permute_randomly(net, (x,))
     aligned = merge.align(other, net, ax, x)
     assert all(map(torch.equal, aligned.parameters(), net.parameters()))
 
@@ -92,11 +92,11 @@ def test_double_precision_complex_and_ties_follow():
             return (x @ self.a) @ self.b
 
     waves, x = Waves(), torch.randn(4, 3, dtype=torch.complex64)
-    ax, other = _permute(waves, (x,))
+    ax, other = permute_randomly(waves, (x,))
     assert torch.equal(merge.align(other, waves, ax, x).a, waves.a)
 
 
-def test_half_precision_is_compared_as_it_rounds():
+def test_alignment_of_half_precision_allows_for_rounding():
     torch.manual_seed(0)
     nets = [
         nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
@@ -113,20 +113,22 @@ def test_half_precision_is_compared_as_it_rounds():
 
 
 @pytest.mark.parametrize("by", ["weights", "activations"])
-def test_the_function_stays_and_the_distance_falls(by):
-    a, b, x = _mlp(0), _mlp(1), torch.randn(64, 4)
+def test_alignment_keeps_the_outputs_and_reduces_the_distance(by):
+    a, b, x = make_mlp(0), make_mlp(1), torch.randn(64, 4)
     data = [x] if by == "activations" else None
     c = merge.align(b, a, example=x, by=by, data=data)
     torch.testing.assert_close(c(x), b(x), rtol=1e-5, atol=1e-5)
     again = merge.align(b, a, example=x, by=by, data=data)
     assert all(map(torch.equal, c.parameters(), again.parameters()))
     if by == "weights":
-        here = nn.utils.parameters_to_vector(a.parameters())
-        far, near = (here.dist(nn.utils.parameters_to_vector(each.parameters())) for each in (b, c))
-        assert near < far
+        vector = nn.utils.parameters_to_vector(a.parameters())
+        distance_before, distance_after = (
+            vector.dist(nn.utils.parameters_to_vector(each.parameters())) for each in (b, c)
+        )
+        assert distance_after < distance_before
 
 
-def test_the_barrier_between_strangers_falls():
+def test_alignment_lowers_the_barrier_between_trained_models():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 6, generator=generator)
     y = (x[:, :3].prod(1) > 0).long() + 2 * (x[:, 3:].sum(1) > 0).long()
@@ -152,8 +154,8 @@ def test_the_barrier_between_strangers_falls():
 
 
 def test_recipes_align_their_models_to_the_first():
-    a, x = _mlp(), torch.randn(5, 4)
-    ax, b = _permute(a, (x,))
+    a, x = make_mlp(), torch.randn(5, 4)
+    ax, b = permute_randomly(a, (x,))
     for merged in (
         merge.lerp(a, b, 0.5, align=True, example=x),
         merge.linear([a, b, b], align=ax),
@@ -167,16 +169,16 @@ def test_recipes_align_their_models_to_the_first():
 
 
 def test_several_models_are_aligned_to_their_mean():
-    a, x = _mlp(width=8), torch.randn(5, 4)
-    ax, b = _permute(a, (x,))
-    c = _permute(b, (x,))[1]
+    a, x = make_mlp(width=8), torch.randn(5, 4)
+    ax, b = permute_randomly(a, (x,))
+    c = permute_randomly(b, (x,))[1]
     nets = merge.align_all([a, b, c], ax, x)
     for net, source in zip(nets, (a, b, c), strict=True):
         torch.testing.assert_close(net(x), source(x), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(net[0].weight, nets[0][0].weight)
 
 
-def test_statistics_are_repaired():
+def test_repair_sets_the_statistics_of_batch_norm():
     torch.manual_seed(0)
     x = torch.randn(200, 4)
 
@@ -197,7 +199,7 @@ def test_statistics_are_repaired():
         merge.repair(merged, [x], [a, b], [1.0])
 
 
-def test_losses_over_the_plane_of_three_models():
+def test_path_of_three_models_has_the_losses_of_a_plane():
     corners = [{"w": torch.tensor(w)} for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0])]
     plane = merge.path(*corners[:2], lambda model: float(model["w"].prod()), corners[2], points=5)
     assert plane.losses.shape == (5, 5)
@@ -206,20 +208,20 @@ def test_losses_over_the_plane_of_three_models():
     assert "barrier=0.25" in repr(plane)
 
 
-def test_paths_are_drawn():
+def test_paths_are_plotted():
     pytest.importorskip("matplotlib")
     a, b, c = ({"w": torch.tensor([w])} for w in (0.0, 1.0, 2.0))
-    for way in (merge.path(a, b, lambda m: float(m["w"])), merge.path(a, b, lambda m: float(m["w"]), c, points=4)):
-        assert way.plot().axes[0].get_xlabel() == "weight of the second model"
+    for result in (merge.path(a, b, lambda m: float(m["w"])), merge.path(a, b, lambda m: float(m["w"]), c, points=4)):
+        assert result.plot().axes[0].get_xlabel() == "weight of the second model"
 
 
-def test_what_does_not_fit_is_refused():
-    a, x = _mlp(), torch.randn(5, 4)
+def test_invalid_arguments_of_alignment_are_refused():
+    a, x = make_mlp(), torch.randn(5, 4)
     ax = mo.axes.trace(a, x)
     with pytest.raises(merge.MergeError, match="give example="):
         merge.align(a, copy.deepcopy(a))
     with pytest.raises(merge.MergeError, match=r"shape \(12, 4\) in the model, \(16, 4\) in `to`"):
-        merge.align(a, _mlp(width=16), ax)
+        merge.align(a, make_mlp(width=16), ax)
     with pytest.raises(merge.MergeError, match="missing in `to`"):
         merge.align(a.state_dict(), {"0.weight": a[0].weight}, ax)
     with pytest.raises(merge.MergeError, match="together"):
@@ -235,8 +237,8 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_checkpoints_are_aligned_with_axes(tmp_path):
-    a, x = _mlp(), torch.randn(5, 4)
-    ax, b = _permute(a, (x,))
+    a, x = make_mlp(), torch.randn(5, 4)
+    ax, b = permute_randomly(a, (x,))
     mo.save(tmp_path / "a.safetensors", a)
     mo.save(tmp_path / "b.safetensors", b)
     merge.linear([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], out=tmp_path / "c.safetensors", align=ax)
@@ -244,8 +246,8 @@ def test_checkpoints_are_aligned_with_axes(tmp_path):
     assert all(torch.equal(merged[name], value) for name, value in a.state_dict().items())
 
 
-def test_wrong_axes_are_noticed():
-    net, x = _mlp(), torch.randn(5, 4)
+def test_permuting_an_output_axis_is_refused():
+    net, x = make_mlp(), torch.randn(5, 4)
     ax = mo.axes.trace(net, x)
     with pytest.raises(merge.MergeError, match="does not compute"):
         merge.permute_units(net, ax, {"4.out": torch.tensor([2, 0, 1])}, x)

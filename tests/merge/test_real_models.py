@@ -1,4 +1,4 @@
-"""Models as people have them: a merge runs, and computes what its weights say."""
+"""Merges of real architectures: the result runs, trains, and computes the forward of the merged parameters."""
 
 import pytest
 import torch
@@ -60,22 +60,22 @@ def test_every_recipe_merges_real_models(name):
     net(*x)
     models = siblings(net, 3)
     for recipe in RECIPES.values():
-        found = recipe(models)
-        assert list(found.state_dict()) == list(net.state_dict())
-        assert all(a is b for a, b in zip(map(type, found.modules()), map(type, net.modules()), strict=True))
-        output = first(found(*x))
+        merged = recipe(models)
+        assert list(merged.state_dict()) == list(net.state_dict())
+        assert all(a is b for a, b in zip(map(type, merged.modules()), map(type, net.modules()), strict=True))
+        output = first(merged(*x))
         assert torch.isfinite(output).all()
         output.sum().backward()
-        assert all(parameter.grad is not None for parameter in found.parameters())
+        assert all(parameter.grad is not None for parameter in merged.parameters())
         state = recipe([model.state_dict() for model in models])
         torch.testing.assert_close(first(functional_call(models[1], dict(state), x)), output)
-        build_again = build().eval()
-        build_again(*x)
-        build_again.load_state_dict(state)
-        torch.testing.assert_close(first(build_again(*x)), output)
+        loaded = build().eval()
+        loaded(*x)
+        loaded.load_state_dict(state)
+        torch.testing.assert_close(first(loaded(*x)), output)
 
 
-def test_an_optimizer_trains_the_result():
+def test_a_merged_model_is_trained():
     a, b = nn.Linear(2, 1), nn.Linear(2, 1)
     net = merge.linear([a, b])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -89,7 +89,7 @@ def test_an_optimizer_trains_the_result():
 
 
 def test_a_soup_of_fine_tuned_models_is_no_worse_than_their_mean():
-    """The point of it all, on a convex problem: the loss of an average is at most the average of the losses."""
+    """On a convex problem the loss of an average is at most the average of the losses."""
     torch.manual_seed(0)
     x = torch.randn(64, 3)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
@@ -102,23 +102,23 @@ def test_a_soup_of_fine_tuned_models_is_no_worse_than_their_mean():
     assert loss(merge.greedy_soup(models, loss, mode="min")) <= min(map(loss, models))
 
 
-def test_modules_that_own_labelled_tensors_merge():
-    rooms = pytest.importorskip("moduli.nn", reason="needs the room of labelled modules")
+def test_modules_with_labelled_tensors_are_merged():
+    modules = pytest.importorskip("moduli.nn", reason="needs labelled modules")
 
-    class Net(rooms.Module):
+    class Net(modules.Module):
         def __init__(self, labels, *values):
             super().__init__()
             self.gain = mo.tensor(values, "channel", channel=labels, requires_grad=True)
 
-        @rooms.virtual
+        @modules.virtual
         def twice(self):
             return 2 * self.gain
 
     a, b, c = Net(["x", "y"], 1.0, 2.0), Net(["x", "y"], 3.0, 4.0), Net(["y", "x"], 1.0, 2.0)
-    found = merge.linear([a, b])
-    assert type(found) is Net
-    assert mo.equal(found.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
-    assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
+    merged = merge.linear([a, b])
+    assert type(merged) is Net
+    assert mo.equal(merged.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
+    assert mo.equal(merged.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
     assert mo.equal(merge.linear([a, c]).gain, mo.tensor([1.5, 1.5], "channel", channel=["x", "y"]))
     d = Net(["x", "z"], 1.0, 2.0)
     with pytest.raises(merge.MergeError, match=r"models\[1\] \(right\): 'tensor:gain' .* only the right has \['z'\]"):

@@ -1,4 +1,4 @@
-"""Searches for the coefficients of recipes, on live models."""
+"""Searches for the coefficients of recipes."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import moduli as mo
 from moduli import merge
 
 
-def test_a_search_finds_coefficients_on_live_models():
+def test_a_search_finds_the_coefficients_of_modules():
     torch.manual_seed(0)
     base, a, b = (torch.nn.Linear(3, 2) for _ in range(3))
     target = merge.task_arithmetic(base, [a, b], [0.8, 0.3])
@@ -17,17 +17,17 @@ def test_a_search_finds_coefficients_on_live_models():
         return (model(x) - target(x)).square().mean()
 
     for method in ("cmaes", "de"):
-        found = merge.search("task_arithmetic", [base, a, b], score, 150, method=method)
-        assert found.options["scale"] == pytest.approx([0.8, 0.3], abs=0.05)
-        assert found.score == pytest.approx(float(score(found.model).detach()))
-        assert found.evaluations <= 170
+        result = merge.search("task_arithmetic", [base, a, b], score, 150, method=method)
+        assert result.options["scale"] == pytest.approx([0.8, 0.3], abs=0.05)
+        assert result.score == pytest.approx(float(score(result.model).detach()))
+        assert result.evaluations <= 170
     with pytest.raises(merge.MergeError, match="no coefficients to search for"):
         merge.search("stock", [base, a, b], score)
     layered = merge.search("lerp", [base, a], score, 20, start={"t": {"weight": 0.5, "bias": 0.5}})
     assert set(layered.options["t"]) == {"weight", "bias"}
 
 
-def test_a_search_over_groups_of_layers_alone_and_in_a_population():
+def test_a_search_over_groups_of_layers_agrees_with_a_vectorised_one():
     torch.manual_seed(0)
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)) for _ in range(2)]
     target, x = merge.lerp(*nets, {"0.*": 0.8, "*": 0.1}), torch.randn(40, 3)
@@ -42,7 +42,7 @@ def test_a_search_over_groups_of_layers_alone_and_in_a_population():
     alone = merge.search("lerp", nets, score, 120, groups="layers")
     assert alone.options["t"] == pytest.approx({"0.*": 0.8, "2.*": 0.1}, abs=0.02)
     together = merge.search("lerp", nets, score_all, 120, groups="layers", vectorised=True)
-    # The same search: the members are those that are made one at a time, up to the order of a sum.
+    # Both searches evaluate the same members, up to the order of a sum.
     assert together.options["t"] == pytest.approx(alone.options["t"], abs=1e-3)
     assert together.evaluations == alone.evaluations
     assert together.score == pytest.approx(float(score(together.model).detach()), rel=1e-2, abs=1e-9)
@@ -63,7 +63,7 @@ def test_a_search_over_groups_of_layers_alone_and_in_a_population():
         ({"models": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "vectorised": True}, "a weighted sum of modules"),
     ],
 )
-def test_searches_that_do_not_fit_are_refused(options, match):
+def test_invalid_searches_are_refused(options, match):
     nets = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) for _ in range(2)]
     arguments = {"recipe": "lerp", "models": nets, "score": lambda model: 0.0, **options}
     with pytest.raises(merge.MergeError, match=match):

@@ -1,4 +1,4 @@
-"""Sums of modules of one structure are those of the general way, bit for bit, errors and copies included."""
+"""Sums of whole modules: the fast path for modules of one structure equals the general path, bit for bit."""
 
 import pytest
 import torch
@@ -29,19 +29,19 @@ class Labelled(mo.Module):
 
 @pytest.fixture
 def general(monkeypatch):
-    """Merge the general way."""
+    """A function that merges with the fast path disabled."""
 
-    def run(make):
+    def run_without_fast_path(merge_models):
         with monkeypatch.context() as patch:
             patch.setattr(_driver, "try_sum", lambda *args: None)
-            return make()
+            return merge_models()
 
-    return run
+    return run_without_fast_path
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """How often the quick way was taken."""
+def fast_path_taken(monkeypatch):
+    """A list that records for each merge whether the fast path was taken."""
     results = []
     before = _driver.try_sum
 
@@ -66,22 +66,22 @@ RECIPES = {
 
 @pytest.mark.parametrize("kind", [Net, lambda: Net(torch.float64), Labelled, lambda: mo.adopt(nn.Linear(2, 3))])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_quick_way_is_the_general_way(recipe, kind, general, taken):
+def test_the_fast_path_equals_the_general_path(recipe, kind, general, fast_path_taken):
     torch.manual_seed(0)
     nets = [kind() for _ in range(3)]
-    quick = RECIPES[recipe](nets)
-    assert taken == [True]
-    slow = general(lambda: RECIPES[recipe](nets))
-    assert type(quick) is type(slow)
-    pairs = zip(quick.state_dict().items(), slow.state_dict().items(), strict=True)
+    fast = RECIPES[recipe](nets)
+    assert fast_path_taken == [True]
+    expected = general(lambda: RECIPES[recipe](nets))
+    assert type(fast) is type(expected)
+    pairs = zip(fast.state_dict().items(), expected.state_dict().items(), strict=True)
     assert all(name == other and torch.equal(x, y) for (name, x), (other, y) in pairs)
-    assert [p.requires_grad for p in quick.parameters()] == [p.requires_grad for p in slow.parameters()]
-    assert repr(quick) == repr(slow)
+    assert [p.requires_grad for p in fast.parameters()] == [p.requires_grad for p in expected.parameters()]
+    assert repr(fast) == repr(expected)
     memory = {p.data_ptr() for net in nets for p in (*net.parameters(), *net.buffers())}
-    assert not memory & {p.data_ptr() for p in (*quick.parameters(), *quick.buffers())}
+    assert not memory & {p.data_ptr() for p in (*fast.parameters(), *fast.buffers())}
 
 
-def test_a_particle_stays_one_of_its_species():
+def test_a_merged_particle_belongs_to_the_species():
     net = Labelled()
     twin = net.clone()
     both = merge.linear([net, twin])
@@ -91,24 +91,24 @@ def test_a_particle_stays_one_of_its_species():
     assert both.inner._particle_root is both
 
 
-def test_attributes_that_a_deep_copy_copies_are_copied(taken):
+def test_mutable_attributes_are_copied_by_the_general_path(fast_path_taken):
     a, b = Net(), Net()
     a.history = [1, 2]
     merged = merge.linear([a, b])
-    assert taken == [False]
+    assert fast_path_taken == [False]
     assert merged.history == [1, 2]
     assert merged.history is not a.history
 
 
-def test_half_precision_ties_and_patterns_go_the_general_way(taken):
+def test_half_precision_ties_and_patterns_take_the_general_path(fast_path_taken):
     halves = [nn.Linear(2, 2).half() for _ in range(2)]
     tied = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
     for net in tied:
         net[1].weight.data = net[0].weight.data
     merge.linear(halves), merge.linear(tied)
-    assert taken == [False, False]
+    assert fast_path_taken == [False, False]
     merge.lerp(*tied, {"0.*": 0.5, "*": 0.0})
-    assert len(taken) == 2
+    assert len(fast_path_taken) == 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

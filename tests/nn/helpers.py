@@ -1,18 +1,26 @@
-"""Small modules and comparisons shared by the tests of this room."""
+"""Small modules and comparisons shared by the tests of modules and virtual tensors."""
 
+import pytest
 import torch
 from torch import nn
 
 from moduli.labels import Space, Tensor
-from moduli.nn import Module, nograd_tensors
+from moduli.nn import Module, nograd_tensors, virtual
 
 CHANNEL = Space(["r", "g", "b"], name="channel")
 X = Space(4, name="x")
 
 
-def labelled(*shape_or_values, names=None, requires_grad=True, seed=0):
-    """A labelled tensor of random values with positional axes."""
-    data = torch.randn(*shape_or_values, generator=torch.Generator().manual_seed(seed))
+def labelled(*shape, names=None, requires_grad=True, seed=0):
+    """Return a labelled tensor of random values with positional axes.
+
+    Args:
+        shape: The sizes of the axes.
+        names: The names of the axes; none by default.
+        requires_grad: Whether the tensor requires gradients.
+        seed: The seed of the values.
+    """
+    data = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     names = names or [None] * data.ndim
     return Tensor(
         data.requires_grad_(requires_grad), tuple(Space(n, name) for n, name in zip(data.shape, names, strict=True))
@@ -37,8 +45,44 @@ class Fit(Module):
         return self.head((self.coef * self.basis).sum("channel").data * x)
 
 
-def wrappers_are_storage(module):
-    """Every public wrapper is the storage that is registered now."""
+class Skew(Module):
+    """A module with an orthogonal weight computed from a square matrix; it counts how often it is computed."""
+
+    def __init__(self, n=3, seed=0):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))
+        self.counter = [0]
+
+    @virtual
+    def weight(self):
+        self.counter[0] += 1
+        return torch.matrix_exp(self.a - self.a.T)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class PlainSkew(nn.Module):
+    """The same virtual tensor in a plain module of torch."""
+
+    def __init__(self, n=3):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(0)))
+        self.counter = [0]
+
+    weight = virtual(Skew.__dict__["weight"].__wrapped__)
+
+
+def formula(module):
+    """Return the expected `weight` of a `Skew`, computed directly."""
+    return torch.matrix_exp(module.a - module.a.T)
+
+
+owners = pytest.mark.parametrize("owner", [Skew, PlainSkew])
+
+
+def assert_wrappers_are_storage(module):
+    """Check that every public wrapper holds the tensor that is registered now."""
     for each in module.modules():
         if isinstance(each, Module):
             for name, (key, axes) in each._labelled.items():
@@ -48,8 +92,8 @@ def wrappers_are_storage(module):
                 assert wrapper.dtype == wrapper.data.dtype
 
 
-def picture(module):
-    """Everything observable of a module's state, to compare before and after; identities included."""
+def snapshot(module):
+    """Return everything observable of a module's state, identities included, for `assert_unchanged`."""
     entries = {}
     for prefix, each in module.named_modules(remove_duplicate=False):
         entries[prefix] = (
@@ -67,8 +111,8 @@ def picture(module):
     return entries
 
 
-def same_picture(before, after):
-    """Bit-identical."""
+def assert_unchanged(before, after):
+    """Check that two snapshots have equal values bit by bit, and the same objects."""
     assert before.keys() == after.keys()
     for key, (kind, parameters, buffers, modules, *rest) in before.items():
         other_kind, other_parameters, other_buffers, other_modules, *other_rest = after[key]

@@ -1,4 +1,4 @@
-"""Labels in checkpoints, plain names, ties, and loading all or nothing."""
+"""Checkpoints of modules: labels, plain names, ties, and loads that succeed entirely or change nothing."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ from torch import nn
 
 from moduli.labels import BROADCAST, Space, Tensor
 from moduli.nn import Module, TensorDict, tie
-from nn.helpers import CHANNEL, Fit, labelled, picture, same_picture
+from nn.helpers import CHANNEL, Fit, assert_unchanged, labelled, snapshot
 
 
 class Colour(enum.Enum):
@@ -32,14 +32,14 @@ class Opaque:
     pass
 
 
-def through_a_file(state):
+def save_and_load(state):
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True)
 
 
-def one(data, *dims):
+def module_with(data, *dims):
     module = Module()
     module.w = Tensor(data, dims)
     return module
@@ -58,11 +58,11 @@ spaces = st.lists(
 
 @given(spaces, st.randoms(use_true_random=False), st.booleans())
 def test_reordered_labels_are_aligned_through_a_file(names, random, assign):
-    source = one(torch.arange(float(len(names))), Space(names))
+    source = module_with(torch.arange(float(len(names))), Space(names))
     order = list(names)
     random.shuffle(order)
-    target = one(torch.zeros(len(names)), Space(order))
-    target.load_state_dict(through_a_file(source.state_dict()), assign=assign)
+    target = module_with(torch.zeros(len(names)), Space(order))
+    target.load_state_dict(save_and_load(source.state_dict()), assign=assign)
     assert target.w.dims == (Space(order),)
     by_label = dict(zip(names, source.w.data.tolist(), strict=True))
     assert [by_label[label] for label in order] == target.w.data.tolist()
@@ -71,10 +71,12 @@ def test_reordered_labels_are_aligned_through_a_file(names, random, assign):
 @given(st.permutations(["a", "b", "c"]), st.permutations(["row", "column"]))
 def test_axes_may_be_in_another_order_too(order, names):
     labels = {"row": ["a", "b", "c"], "column": [0, 5]}
-    source = one(torch.arange(6.0).reshape(3, 2), Space(labels["row"], "row"), Space(labels["column"], "column"))
+    source = module_with(
+        torch.arange(6.0).reshape(3, 2), Space(labels["row"], "row"), Space(labels["column"], "column")
+    )
     labels["row"] = order
     dims = tuple(Space(labels[name], name) for name in names)
-    target = one(torch.zeros(tuple(map(len, dims))), *dims)
+    target = module_with(torch.zeros(tuple(map(len, dims))), *dims)
     target.load_state_dict(source.state_dict())
     for row in order:
         for column in (0, 5):
@@ -88,13 +90,13 @@ def test_metadata_holds_plain_data_and_keys_are_the_hidden_names():
         "basis": [{"name": "channel", "labels": ["r", "g", "b"]}, {"name": "x"}],
         "coef": [{"name": "channel", "labels": ["r", "g", "b"]}],
     }
-    assert through_a_file(state)._metadata == state._metadata
+    assert save_and_load(state)._metadata == state._metadata
 
 
-def test_nested_modules_carry_their_own_labels():
+def test_nested_modules_are_loaded_by_their_own_labels():
     outer, other = nn.Sequential(Fit()), nn.Sequential(Fit(1))
-    turned = Space(["b", "r", "g"], name="channel")
-    other[0].coef = Tensor(torch.zeros(3), (turned,))
+    rotated = Space(["b", "r", "g"], name="channel")
+    other[0].coef = Tensor(torch.zeros(3), (rotated,))
     other.load_state_dict(outer.state_dict())
     assert torch.equal(other[0].coef.data, outer[0].coef.data[[2, 0, 1]])
     holder = Module()
@@ -106,47 +108,51 @@ def test_nested_modules_carry_their_own_labels():
 def test_different_labels_are_refused_by_name_and_nothing_is_loaded():
     source, target = Fit(), Fit(1)
     target.coef = Tensor(torch.zeros(3), (Space(["r", "g", "k"], name="channel"),))
-    before = picture(target)
+    before = snapshot(target)
     with pytest.raises(
         RuntimeError,
         match=r"labels of coef: the labels of axis 'channel' differ: only the module has \['k'\], only the ch",
     ):
         target.load_state_dict(source.state_dict())
-    same_picture(before, picture(target))
+    assert_unchanged(before, snapshot(target))
 
 
 def test_different_axis_names_are_refused():
-    target = one(torch.zeros(3), Space(3, "colour"))
+    target = module_with(torch.zeros(3), Space(3, "colour"))
     with pytest.raises(RuntimeError, match=r"'colour'.*'channel'"):
-        target.load_state_dict(one(torch.ones(3), Space(3, "channel")).state_dict())
+        target.load_state_dict(module_with(torch.ones(3), Space(3, "channel")).state_dict())
 
 
 @pytest.mark.parametrize("space", [Space(3), Space(["r", "g", "b"]), Space(3, "channel")])
 def test_positional_and_unnamed_axes_pair_with_any_of_that_size(space):
-    target = one(torch.zeros(3), space)
-    target.load_state_dict(one(torch.arange(3.0), CHANNEL if space.name else Space(3)).state_dict())
+    target = module_with(torch.zeros(3), space)
+    target.load_state_dict(module_with(torch.arange(3.0), CHANNEL if space.name else Space(3)).state_dict())
     assert target.w.data.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_broadcast_axes_travel():
-    target = one(torch.zeros(1, 2), BROADCAST, Space(["x", "y"]))
-    target.load_state_dict(through_a_file(one(torch.arange(2.0)[None], BROADCAST, Space(["y", "x"])).state_dict()))
+def test_broadcast_axes_are_saved_and_loaded():
+    target = module_with(torch.zeros(1, 2), BROADCAST, Space(["x", "y"]))
+    target.load_state_dict(
+        save_and_load(module_with(torch.arange(2.0)[None], BROADCAST, Space(["y", "x"])).state_dict())
+    )
     assert target.w.data.tolist() == [[1.0, 0.0]]
 
 
 def test_many_differing_labels_are_abbreviated():
-    target = one(torch.zeros(20), Space(range(100, 120)))
+    target = module_with(torch.zeros(20), Space(range(100, 120)))
     with pytest.raises(RuntimeError, match=r"0, 1, 2, 3, 4, 5\] and 14 more"):
-        target.load_state_dict(one(torch.zeros(20), Space(range(20))).state_dict())
+        target.load_state_dict(module_with(torch.zeros(20), Space(range(20))).state_dict())
     kinds = [Colour.RED, Site(1, 2), (1, "a"), frozenset({1})]
     with pytest.raises(
         RuntimeError, match=r"Colour', 'RED'.*Site\(x=1, y=2\).*'tuple', \(1, 'a'\).*'frozenset', \(1,\)"
     ):
-        one(torch.zeros(4), Space(["abcd"] + [1, 2, 3])).load_state_dict(one(torch.zeros(4), Space(kinds)).state_dict())
+        module_with(torch.zeros(4), Space(["abcd"] + [1, 2, 3])).load_state_dict(
+            module_with(torch.zeros(4), Space(kinds)).state_dict()
+        )
 
 
-def test_labels_without_a_text_of_their_own_are_refused_when_saving():
-    module = one(torch.zeros(2), Space([Opaque(), Opaque()]))
+def test_labels_without_a_repr_of_their_own_are_refused_when_saving():
+    module = module_with(torch.zeros(2), Space([Opaque(), Opaque()]))
     with pytest.raises(TypeError, match=r"of Module\.w cannot be saved.*Opaque.*__repr__"):
         module.state_dict()
 
@@ -166,12 +172,12 @@ def test_a_state_dict_that_lost_its_labels_loads_by_position_with_one_warning(lo
 
 def test_labels_may_be_ignored_or_required():
     source, target = Fit(), Fit(1)
-    before, state = picture(target), dict(source.state_dict())
+    before, state = snapshot(target), dict(source.state_dict())
     with pytest.raises(RuntimeError, match="no labels for 'coef'"):
         target.load_state_dict(state, labels="require")
     with pytest.raises(ValueError, match="labels='never'; give 'warn', 'ignore', 'require'"):
         target.load_state_dict(state, labels="never")
-    same_picture(before, picture(target))
+    assert_unchanged(before, snapshot(target))
     target.load_state_dict(source.state_dict(), labels="require")
     target.load_state_dict(state, labels="ignore")
     assert torch.equal(target.coef.data, source.coef.data)
@@ -179,13 +185,13 @@ def test_labels_may_be_ignored_or_required():
 
 def test_a_warning_that_is_an_error_leaves_the_module_as_it_was():
     source, target = Fit(), Fit(1)
-    before = picture(target)
+    before = snapshot(target)
     with pytest.raises(UserWarning, match="loaded by position"):
         target.load_state_dict(dict(source.state_dict()))
-    same_picture(before, picture(target))
+    assert_unchanged(before, snapshot(target))
 
 
-def test_plain_names_load_unless_both_are_given():
+def test_plain_names_load_unless_the_hidden_name_is_present_too():
     target = Fit()
     state = dict(Fit(1).state_dict())
     state["coef"] = state.pop("tensor:coef") + 1
@@ -196,7 +202,7 @@ def test_plain_names_load_unless_both_are_given():
         target.load_state_dict(state, labels="ignore")
 
 
-def test_exports_load_back_aligned():
+def test_exports_are_loaded_by_label():
     source, target = Fit(), Fit(1)
     target.coef = Tensor(torch.zeros(3), (Space(["b", "r", "g"], name="channel"),))
     result = target.load_state_dict(source.export_all(), strict=False)
@@ -220,48 +226,48 @@ FAILURES = {
 def test_a_failed_load_leaves_the_module_bit_identical(failure, assign, swap):
     target, state = Fit(), Fit(1).state_dict()
     FAILURES[failure](state)
-    before = picture(target)
+    before = snapshot(target)
     torch.__future__.set_swap_module_params_on_conversion(swap)
     try:
         target.load_state_dict(state, assign=assign)
     except RuntimeError:
-        same_picture(before, picture(target))
+        assert_unchanged(before, snapshot(target))
     else:
-        # Torch takes a tensor without data where it can.
+        # With some flags torch accepts a tensor without data.
         assert failure == "meta"
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def test_loading_what_fits_makes_no_second_copy(monkeypatch):
+def test_loading_a_matching_state_copies_nothing_for_a_rollback(monkeypatch):
     copies = []
     monkeypatch.setattr("moduli.nn._load._protect", lambda module: copies.append(module))
     target, source = Fit(), Fit(1)
     target.head.register_buffer("scratch", torch.zeros(1), persistent=False)
     target.load_state_dict(source.state_dict())
     target.load_state_dict(dict(source.state_dict()), labels="ignore")
-    target.load_state_dict(through_a_file(source.state_dict()), assign=True)
+    target.load_state_dict(save_and_load(source.state_dict()), assign=True)
     assert not copies
-    opaque = one(torch.zeros(2), Space([Opaque(), Opaque()]))
+    opaque = module_with(torch.zeros(2), Space([Opaque(), Opaque()]))
     opaque.load_state_dict({"tensor:w": torch.ones(2)}, labels="ignore")
     assert not copies
     assert opaque.w.data.tolist() == [1.0, 1.0]
 
 
-def test_a_load_that_fails_in_a_hook_is_undone():
+def test_a_load_whose_hook_raises_is_undone():
     target = Fit()
 
     def explode(module, incompatible):
         raise ValueError("boom")
 
     target.register_load_state_dict_post_hook(explode)
-    before = picture(target)
+    before = snapshot(target)
     with pytest.raises(ValueError, match="boom"):
         target.load_state_dict(Fit(1).state_dict())
-    same_picture(before, picture(target))
+    assert_unchanged(before, snapshot(target))
 
 
-def test_extra_state_is_put_back_too():
+def test_extra_state_is_restored_after_a_failed_load():
     class Extra(nn.Module):
         def __init__(self):
             super().__init__()
@@ -299,7 +305,7 @@ def tied():
     return module
 
 
-def names_share(module):
+def assert_names_share_one_tensor(module):
     assert module.a.data is module.b.data
     assert module.a.data is module.inner.d.data
     assert len(list(module.parameters())) == 2
@@ -307,7 +313,7 @@ def names_share(module):
 
 def test_a_tie_is_one_parameter_with_the_gradients_of_all_its_names():
     module = tied()
-    names_share(module)
+    assert_names_share_one_tensor(module)
     (module.a.sum() + module.b.sum() * 2 + module.inner.d.sum() * 3).backward()
     assert torch.equal(module.a.data.grad, torch.full((2,), 6.0))
     assert list(module.state_dict()) == ["tensor:a", "tensor:b", "inner.tensor:c", "inner.tensor:d"]
@@ -316,14 +322,14 @@ def test_a_tie_is_one_parameter_with_the_gradients_of_all_its_names():
 @pytest.mark.parametrize("assign", [False, True])
 def test_ties_survive_copies_and_checkpoints(assign):
     module = tied()
-    names_share(copy.deepcopy(module))
+    assert_names_share_one_tensor(copy.deepcopy(module))
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
-    names_share(torch.load(buffer, weights_only=False))
+    assert_names_share_one_tensor(torch.load(buffer, weights_only=False))
     other = tied()
-    other.load_state_dict(through_a_file(module.state_dict()), assign=assign)
-    names_share(other)
+    other.load_state_dict(save_and_load(module.state_dict()), assign=assign)
+    assert_names_share_one_tensor(other)
     assert torch.equal(other.b.data, module.a.data)
 
 
@@ -331,10 +337,10 @@ def test_a_checkpoint_with_different_values_for_tied_names_is_refused():
     module = tied()
     state = copy.deepcopy(module.state_dict())
     state["tensor:b"] = state["tensor:b"] + 1
-    before = picture(module)
+    before = snapshot(module)
     with pytest.raises(RuntimeError, match=r"one tensor for 'tensor:a' and 'tensor:b'"):
         module.load_state_dict(state)
-    same_picture(before, picture(module))
+    assert_unchanged(before, snapshot(module))
 
 
 def test_assigning_a_tied_name_ends_its_tie():
@@ -359,9 +365,9 @@ def test_buffers_plain_parameters_and_plain_modules_can_be_tied():
     assert module.other.head.table is module.head.table
 
 
-def test_ties_that_make_no_sense_are_refused():
+def test_invalid_ties_are_refused():
     module = Fit()
-    before = picture(module)
+    before = snapshot(module)
     for name, to, error, match in [
         ("coef", "coef", ValueError, "same name"),
         ("new", "nothing", AttributeError, "no tensor 'nothing'"),
@@ -372,12 +378,12 @@ def test_ties_that_make_no_sense_are_refused():
     ]:
         with pytest.raises(error, match=match):
             tie(module, name, to=to)
-        same_picture(before, picture(module))
+        assert_unchanged(before, snapshot(module))
 
 
-def test_containers_travel_with_their_labels():
+def test_containers_are_loaded_by_label():
     a, b = Module(), Module()
     a.t = TensorDict({"w": Tensor(torch.tensor([1.0, 2.0]), (Space(["x", "y"]),))})
     b.t = TensorDict({"w": Tensor(torch.zeros(2), (Space(["y", "x"]),))})
-    b.load_state_dict(through_a_file(a.state_dict()))
+    b.load_state_dict(save_and_load(a.state_dict()))
     assert b.t["w"].data.tolist() == [2.0, 1.0]

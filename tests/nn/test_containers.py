@@ -1,4 +1,4 @@
-"""TensorList against list, TensorDict against dict, and both as parts of a module."""
+"""`TensorList` compared with list, `TensorDict` compared with dict, and both as children of a module."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, TensorDict, TensorList
-from nn.helpers import labelled, wrappers_are_storage
+from nn.helpers import assert_wrappers_are_storage, labelled
 
 
 def tensor(number):
@@ -23,91 +23,93 @@ def numbers(tensors):
 
 
 class Lists(RuleBasedStateMachine):
+    """The same random operations on a `TensorList` and on a list of numbers."""
+
     @initialize(start=st.lists(st.integers(0, 99), max_size=4), nograd=st.booleans())
     def start(self, start, nograd):
-        self.ours, self.theirs, self.nograd = TensorList(map(tensor, start), nograd=nograd), list(start), nograd
+        self.tensors, self.numbers, self.nograd = TensorList(map(tensor, start), nograd=nograd), list(start), nograd
 
     @rule(number=st.integers(0, 99))
     def append(self, number):
-        self.ours.append(tensor(number))
-        self.theirs.append(number)
+        self.tensors.append(tensor(number))
+        self.numbers.append(number)
 
     @rule(at=st.integers(-3, 5), number=st.integers(0, 99))
     def insert(self, at, number):
-        self.ours.insert(at, tensor(number))
-        self.theirs.insert(at, number)
+        self.tensors.insert(at, tensor(number))
+        self.numbers.insert(at, number)
 
     @rule(at=st.integers(-5, 5), number=st.integers(0, 99))
     def set(self, at, number):
-        self.both(lambda: self.ours.__setitem__(at, tensor(number)), lambda: self.theirs.__setitem__(at, number))
+        self.both(lambda: self.tensors.__setitem__(at, tensor(number)), lambda: self.numbers.__setitem__(at, number))
 
     @rule(at=st.integers(-5, 5))
     def delete(self, at):
-        self.both(lambda: self.ours.__delitem__(at), lambda: self.theirs.__delitem__(at))
+        self.both(lambda: self.tensors.__delitem__(at), lambda: self.numbers.__delitem__(at))
 
     @rule(at=st.integers(-5, 5))
     def pop(self, at):
-        self.both(lambda: int(self.ours.pop(at).data.item()), lambda: self.theirs.pop(at))
+        self.both(lambda: int(self.tensors.pop(at).data.item()), lambda: self.numbers.pop(at))
 
     @rule(start=st.integers(-3, 3), stop=st.integers(-3, 5), values=st.lists(st.integers(0, 99), max_size=3))
     def set_slice(self, start, stop, values):
-        self.ours[start:stop] = [tensor(number) for number in values]
-        self.theirs[start:stop] = values
-        assert numbers(self.ours[start:stop]) == self.theirs[start:stop]
+        self.tensors[start:stop] = [tensor(number) for number in values]
+        self.numbers[start:stop] = values
+        assert numbers(self.tensors[start:stop]) == self.numbers[start:stop]
 
     @rule(values=st.lists(st.integers(0, 99), max_size=3))
     def extend(self, values):
-        self.ours += [tensor(number) for number in values]
-        self.theirs += values
+        self.tensors += [tensor(number) for number in values]
+        self.numbers += values
 
     @rule()
     def reverse(self):
-        self.ours.reverse()
-        self.theirs.reverse()
+        self.tensors.reverse()
+        self.numbers.reverse()
 
     @rule()
     def clear(self):
-        self.ours.clear()
-        self.theirs.clear()
+        self.tensors.clear()
+        self.numbers.clear()
 
     @rule(how=st.sampled_from([copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]))
     def duplicate(self, how):
-        self.ours = how(self.ours)
+        self.tensors = how(self.tensors)
 
     @staticmethod
-    def both(ours, theirs):
+    def both(on_tensors, on_numbers):
         try:
-            expected = theirs()
+            expected = on_numbers()
         except IndexError:
             with pytest.raises(IndexError):
-                ours()
+                on_tensors()
         else:
-            assert ours() == expected
+            assert on_tensors() == expected
 
     @invariant()
     def same(self):
-        assert len(self.ours) == len(self.theirs)
-        assert numbers(self.ours) == self.theirs
-        wrappers_are_storage(self.ours)
+        assert len(self.tensors) == len(self.numbers)
+        assert numbers(self.tensors) == self.numbers
+        assert_wrappers_are_storage(self.tensors)
         kind = "buffer" if self.nograd else "tensor"
-        assert list(self.ours.state_dict()) == [f"{kind}:{at}" for at in range(len(self.theirs))]
+        assert list(self.tensors.state_dict()) == [f"{kind}:{at}" for at in range(len(self.numbers))]
 
 
 TestLists = Lists.TestCase
 TestLists.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
-def test_moving_within_a_list_keeps_the_parameters_an_optimizer_knows():
+def test_moving_tensors_within_a_list_keeps_their_parameters():
     tensors = TensorList(map(tensor, range(3)))
-    known = [t.data for t in tensors]
+    parameters = [t.data for t in tensors]
     del tensors[0]
-    assert tensors[0].data is known[1]
+    assert tensors[0].data is parameters[1]
     tensors.insert(0, tensor(9))
-    assert tensors[1].data is known[1]
-    assert tensors[2].data is known[2]
+    assert tensors[1].data is parameters[1]
+    assert tensors[2].data is parameters[2]
 
 
-def test_what_goes_in_is_copied_and_must_be_labelled():
+def test_appended_tensors_are_copied_and_must_be_labelled():
     source = tensor(1)
     tensors = TensorList([source])
     assert tensors[0].data is not source.data
@@ -119,7 +121,7 @@ def test_what_goes_in_is_copied_and_must_be_labelled():
     assert numbers(tensors) == [1]
 
 
-def test_adding_several_is_all_or_nothing():
+def test_adding_several_tensors_changes_nothing_if_one_is_refused():
     tensors, table = TensorList([tensor(1)]), TensorDict({"a": tensor(1)})
     with pytest.raises(TypeError, match="labelled"):
         tensors.extend([tensor(2), 3])
@@ -133,7 +135,7 @@ def test_adding_several_is_all_or_nothing():
     assert numbers(table.values()) == [1]
 
 
-def test_a_dict_behaves_as_a_dict():
+def test_a_tensor_dict_behaves_as_a_dict():
     tensors = TensorDict({"a": tensor(1), "keys": tensor(2), "export": tensor(3)})
     assert list(tensors) == ["a", "keys", "export"]
     assert numbers(tensors.values()) == [1, 2, 3]
@@ -161,7 +163,7 @@ def test_a_dict_behaves_as_a_dict():
     with pytest.raises(TypeError, match="labelled"):
         tensors["c"] = torch.ones(1)
     assert list(tensors) == ["export", "b"]
-    wrappers_are_storage(tensors)
+    assert_wrappers_are_storage(tensors)
     assert "(export): Tensor(_=1)" in repr(tensors)
 
 
@@ -171,7 +173,7 @@ def test_containers_are_modules_hashable_and_equal_to_themselves_only():
     assert len({a, b, TensorList()}) == 3
 
 
-def test_they_train_inside_a_module():
+def test_containers_train_inside_a_module():
     module = Module()
     module.layers, module.table = TensorList([labelled(2), labelled(2, seed=1)]), TensorDict({"x": labelled(2, seed=2)})
     module.fixed = TensorList([labelled(1)], nograd=True)

@@ -1,4 +1,4 @@
-"""FrozenDict against dict."""
+"""`FrozenDict` compared with dict."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ items = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=2)
 
 
 @given(items)
-def test_it_reads_as_a_dict_reads(d):
+def test_reading_a_frozen_dict_equals_reading_a_dict(d):
     frozen = FrozenDict(d)
     assert list(frozen.items()) == list(d.items())
     assert len(frozen) == len(d)
@@ -44,14 +44,14 @@ def test_union_is_dict_union(a, b):
 
 @pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
 @given(d=items)
-def test_it_survives_copy_and_pickle(copier, d):
+def test_copies_and_pickles_are_equal(copier, d):
     twin = copier(FrozenDict(d))
     assert twin == d
     assert list(twin) == list(d)
     assert hash(twin) == hash(FrozenDict(d))
 
 
-def test_it_cannot_change():
+def test_a_frozen_dict_is_immutable():
     frozen = FrozenDict(a=1)
     with pytest.raises(TypeError):
         frozen["b"] = 2
@@ -67,7 +67,7 @@ def test_the_source_dict_is_copied():
     assert "b" not in frozen
 
 
-def test_unhashable_values_are_fine_until_the_hash_is_asked_for():
+def test_unhashable_values_raise_only_when_hashed():
     frozen = FrozenDict(a=[1])
     assert frozen["a"] == [1]
     with pytest.raises(TypeError, match="unhashable"):
@@ -82,7 +82,7 @@ def tensor(values, labels):
     return Tensor(torch.tensor(values), (Space(labels),))
 
 
-def test_tensors_are_compared_as_wholes():
+def test_tensors_compare_by_value_dtype_and_labels():
     a = FrozenDict(w=tensor([1.0, 2.0], ["x", "y"]), p=torch.ones(2))
     b = FrozenDict(w=tensor([1.0, 2.0], ["x", "y"]), p=torch.ones(2))
     assert a == b

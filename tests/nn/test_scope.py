@@ -1,4 +1,4 @@
-"""Reuse of virtual tensors inside `cached`, and every change after which they are computed again."""
+"""`cached`: reuse of virtual tensors inside its block, and every change after which they are computed again."""
 
 import contextlib
 import gc
@@ -14,39 +14,7 @@ from torch import nn
 
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, cached, invalidate, virtual
-
-
-class Skew(Module):
-    """An orthogonal weight from a square matrix; counts how often it is computed."""
-
-    def __init__(self, n=3, seed=0):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))
-        self.counter = [0]
-
-    @virtual
-    def weight(self):
-        self.counter[0] += 1
-        return torch.matrix_exp(self.a - self.a.T)
-
-    def forward(self, x):
-        return x @ self.weight
-
-
-class PlainSkew(nn.Module):
-    def __init__(self, n=3):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(0)))
-        self.counter = [0]
-
-    weight = virtual(Skew.__dict__["weight"].__wrapped__)
-
-
-def formula(module):
-    return torch.matrix_exp(module.a - module.a.T)
-
-
-owners = pytest.mark.parametrize("owner", [Skew, PlainSkew])
+from nn.helpers import Skew, formula, owners
 
 
 @owners
@@ -62,7 +30,7 @@ def test_outside_a_scope_every_read_computes(owner, mode):
 
 
 class Configured(Module):
-    """Reads what no recorder could follow."""
+    """A module whose virtual tensor reads configuration, closures, arrays and globals, which no recorder can follow."""
 
     settings = types.SimpleNamespace(scale=1.0)
 
@@ -110,12 +78,12 @@ def fused_step(module):
     )
 
 
-def edited_vector(module):
+def write_from_a_vector(module):
     nn.utils.vector_to_parameters(vector, module.parameters())
     vector.add_(1)
 
 
-UNSEEN = {
+UNTRACED = {
     "configuration": lambda m: m.config.__setitem__("factor", 3.0),
     "deep configuration": lambda m: m.config["deep"][0].__setitem__("shift", 2.0),
     "class attribute": lambda m: setattr(Configured.settings, "scale", Configured.settings.scale + 1),
@@ -127,20 +95,20 @@ UNSEEN = {
     "through storage": lambda m: m.a.untyped_storage().copy_(torch.full((4,), 9.0).untyped_storage()),
     "through dlpack": lambda m: torch.from_dlpack(m.a.detach()).add_(1),
     "own dict": lambda m: m.__dict__.__setitem__("closure", 4.0),
-    "an edited vector": edited_vector,
+    "an edited vector": write_from_a_vector,
     "a fused step": fused_step,
 }
 
 
-@pytest.mark.parametrize("change", UNSEEN)
+@pytest.mark.parametrize("change", UNTRACED)
 @pytest.mark.parametrize("scope", [False, True])
-def test_what_leaves_no_trace(change, scope):
+def test_untraced_changes_need_invalidate_inside_a_scope_and_nothing_outside(change, scope):
     module = Configured()
     with torch.no_grad(), cached() if scope else contextlib.nullcontext():
         before = module.value.clone()
-        UNSEEN[change](module)
+        UNTRACED[change](module)
         if scope:
-            # What the sentence on `cached` names; an attribute of the owner is seen even so.
+            # `cached` documents these as not noticed, except attributes of the owner and new vectors.
             assert torch.equal(module.value, before) == (change not in ("own dict", "an edited vector"))
             invalidate(module)
         assert torch.equal(module.value, module.compute())
@@ -171,7 +139,7 @@ def test_an_overriding_virtual_may_read_the_one_it_overrides():
 
 @owners
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_it_is_computed_once(owner, mode):
+def test_without_gradients_the_value_is_computed_once_in_a_scope(owner, mode):
     module = owner()
     with mode(), cached():
         values = [module.weight for _ in range(3)]
@@ -179,7 +147,7 @@ def test_without_gradients_it_is_computed_once(owner, mode):
     assert module.counter[0] == 1
 
 
-def test_values_made_in_inference_mode_serve_outside_and_changes_made_in_it_are_seen():
+def test_values_and_changes_of_inference_mode_are_valid_outside_it():
     module = Skew()
     with cached():
         with torch.inference_mode():
@@ -200,9 +168,9 @@ def test_two_forwards_then_two_backwards():
     first, second = module(x).sum(), (module(x) ** 2).sum()
     second.backward()
     first.backward()
-    got, module.a.grad = module.a.grad, None
+    gradient, module.a.grad = module.a.grad, None
     ((x @ formula(module)).sum() + ((x @ formula(module)) ** 2).sum()).backward()
-    assert torch.allclose(got, module.a.grad, atol=1e-5)
+    assert torch.allclose(gradient, module.a.grad, atol=1e-5)
 
 
 def test_cached_shares_one_graph_until_backward_or_a_change():
@@ -227,28 +195,28 @@ def test_cached_shares_one_graph_until_backward_or_a_change():
     assert module.weight is not module.weight
 
 
-def test_cached_is_of_its_thread():
-    module, seen = Skew(), []
+def test_a_scope_belongs_to_its_thread():
+    module, reused = Skew(), []
     with cached():
         assert module.weight is module.weight
-        thread = threading.Thread(target=lambda: seen.append(module.weight is module.weight))
+        thread = threading.Thread(target=lambda: reused.append(module.weight is module.weight))
         thread.start()
         thread.join()
-    assert seen == [False]
+    assert reused == [False]
 
 
 def test_cached_ends_with_its_block_even_on_errors():
-    module, seen = Skew(), []
+    module, values = Skew(), []
 
     @cached()
     def fail():
-        seen.append(module.weight)
-        assert module.weight is seen[0]
+        values.append(module.weight)
+        assert module.weight is values[0]
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
         fail()
-    assert module.weight is not seen[0]
+    assert module.weight is not values[0]
     assert module.weight is not module.weight
 
 
@@ -265,7 +233,7 @@ def test_cached_can_decorate_a_function():
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_optimizer_steps_are_seen(kind, options):
+def test_values_are_recomputed_after_steps_of_torch_optimizers(kind, options):
     module = Skew()
     optimizer = kind(module.parameters(), lr=0.1, **options)
     for _ in range(2):
@@ -276,7 +244,7 @@ def test_optimizer_steps_are_seen(kind, options):
             assert torch.allclose(module.weight, formula(module))
 
 
-def test_steps_of_our_optimizer_are_seen_and_the_hook_goes_with_the_scope():
+def test_values_are_recomputed_after_steps_of_moduli_and_the_hook_is_removed():
     from torch.optim import optimizer as torch_optimizer
 
     import moduli as mo
@@ -319,7 +287,7 @@ CHANGES = {
 
 @owners
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_is_seen(owner, change):
+def test_values_are_recomputed_after_every_traced_change(owner, change):
     module = owner()
     with torch.no_grad(), cached():
         module.weight
@@ -331,7 +299,7 @@ def test_every_change_is_seen(owner, change):
         assert module.weight is value
 
 
-def test_plain_attributes_and_nested_modules_are_followed():
+def test_values_are_recomputed_after_changes_of_attributes_and_children():
     class Net(Module):
         def __init__(self):
             super().__init__()
@@ -363,7 +331,7 @@ def test_plain_attributes_and_nested_modules_are_followed():
             assert torch.allclose(module.total, expected())
 
 
-def test_attributes_assigned_in_place_are_seen():
+def test_attributes_changed_in_place_are_read():
     class Listed(Module):
         def __init__(self):
             super().__init__()
@@ -381,7 +349,7 @@ def test_attributes_assigned_in_place_are_seen():
         assert module.weight.tolist() == [3.0, 3.0]
 
 
-def test_indices_that_follow_from_labels_are_no_sources():
+def test_constant_indices_are_not_recorded_as_sources():
     index = torch.tensor([1, 0])
     index._moduli_constant = True
     holder = types.SimpleNamespace(index=index)
@@ -400,19 +368,20 @@ def test_indices_that_follow_from_labels_are_no_sources():
         assert module.value is module.value
 
 
+class Outside:
+    tensor = torch.ones(3, 3)
+
+
 UNFIT = {
     "gradient": lambda m: m.a + m.a.grad,
     "changes its source": lambda m: m.a.add_(1).clone(),
-    "outside tensor": lambda m: m.a + OUTSIDE,
+    "outside tensor": lambda m: m.a + torch.as_tensor(Outside.tensor),
     "sets an attribute": lambda m: m.a * m.tick(),
 }
 
 
-OUTSIDE = [torch.ones(3, 3)][0]
-
-
 @pytest.mark.parametrize("kind", UNFIT)
-def test_what_cannot_be_checked_is_computed_at_every_read(kind):
+def test_values_with_untraceable_sources_are_computed_at_every_read(kind):
     class Unfit(Module):
         def __init__(self):
             super().__init__()
@@ -426,19 +395,14 @@ def test_what_cannot_be_checked_is_computed_at_every_read(kind):
 
         @virtual
         def weight(self):
-            return function(self) if kind != "outside tensor" else self.a + torch.as_tensor(HIDDEN.tensor)
+            return UNFIT[kind](self)
 
-    function = UNFIT[kind]
     module = Unfit()
     with torch.no_grad(), cached():
         assert module.weight is not module.weight
 
 
-class HIDDEN:
-    tensor = torch.ones(3, 3)
-
-
-def test_a_gradient_that_appears_is_seen():
+def test_gradients_and_requires_grad_are_sources():
     class Reads(Module):
         def __init__(self):
             super().__init__()
@@ -469,12 +433,12 @@ def test_checkpointing_recomputes_with_gradients():
 
     module, x = Skew(), torch.ones(1, 3)
     checkpoint(module, x, use_reentrant=False).sum().backward()
-    got, module.a.grad = module.a.grad, None
+    gradient, module.a.grad = module.a.grad, None
     (x @ formula(module)).sum().backward()
-    assert torch.allclose(got, module.a.grad)
+    assert torch.allclose(gradient, module.a.grad)
 
 
-def test_inference_tensors_as_sources_are_not_trusted():
+def test_values_from_inference_tensors_are_not_reused():
     with torch.inference_mode():
         module = Skew()
         module.a.copy_(torch.ones(3, 3))
@@ -509,7 +473,7 @@ def test_invalidate_takes_a_module_or_nothing():
     invalidate(nn.Linear(1, 1))
 
 
-def test_invalidating_a_source_reaches_those_who_derive_from_it():
+def test_invalidating_a_source_recomputes_the_values_derived_from_it():
     class Derives(Module):
         def __init__(self, source):
             super().__init__()
@@ -529,7 +493,7 @@ def test_invalidating_a_source_reaches_those_who_derive_from_it():
 
 
 def test_intermediate_results_are_not_kept_alive():
-    seen = []
+    references = []
 
     class Big(Module):
         def __init__(self):
@@ -539,24 +503,24 @@ def test_intermediate_results_are_not_kept_alive():
         @virtual
         def v(self):
             middle = self.a * 2
-            seen.append(weakref.ref(middle))
+            references.append(weakref.ref(middle))
             return middle + 1
 
     module = Big()
     with torch.no_grad(), cached():
         module.v
         gc.collect()
-        assert seen[0]() is None
+        assert references[0]() is None
 
 
-def test_a_long_scope_does_not_grow():
+def test_a_scope_drops_the_values_of_collected_modules():
     from moduli.nn._scope import _local
 
     module = Skew()
     with cached():
         for _ in range(5):
             module.weight.sum().backward()
-            # A module that goes takes its values with it.
+            # The values of a collected module are dropped.
             assert Skew().weight is not None
         assert len(_local.scope.entries) == 1
     assert _local.scope is None

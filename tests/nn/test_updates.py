@@ -1,4 +1,4 @@
-"""Writing values into labelled attributes: the parameter stays the object it is, and nothing but its values changes."""
+"""Writing values into labelled attributes: the parameter stays the same object, and only its values change."""
 
 import copy
 
@@ -11,70 +11,70 @@ from moduli import particles
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, TensorDict, TensorList, nograd_tensors, tie
 
-C, TURNED = Space(["r", "g", "b"], name="c"), Space(["b", "g", "r"], name="c")
+CHANNEL, REVERSED = Space(["r", "g", "b"], name="c"), Space(["b", "g", "r"], name="c")
 
 
 @nograd_tensors("shift")
 class Net(Module):
     def __init__(self):
         super().__init__()
-        self.w = Tensor(torch.tensor([1.0, 2.0, 3.0], requires_grad=True), (C,))
-        self.shift = Tensor(torch.zeros(3), (C,))
+        self.w = Tensor(torch.tensor([1.0, 2.0, 3.0], requires_grad=True), (CHANNEL,))
+        self.shift = Tensor(torch.zeros(3), (CHANNEL,))
 
 
-def turned(*values):
-    return Tensor(torch.tensor(values), (TURNED,))
+def reversed_channel(*values):
+    return Tensor(torch.tensor(values), (REVERSED,))
 
 
-def augmented(net):
+def multiply_in_place(net):
     net.w *= 0.5
 
 
-def subtracted(net):
+def subtract_in_place(net):
     net.w -= 0.5 * net.w
 
 
-def divided(net):
+def divide_in_place(net):
     net.w /= 2
 
 
-def powered(net):
+def raise_to_a_power(net):
     net.w **= 1
-    net.w *= Tensor(torch.full((3,), 0.5), (C,))
+    net.w *= Tensor(torch.full((3,), 0.5), (CHANNEL,))
 
 
-def assigned(net):
+def assign_product(net):
     net.w = net.w * 0.5
 
 
-def assigned_without_gradient(net):
-    net.w = Tensor(torch.tensor([0.5, 1.0, 1.5]), (C,))
+def assign_plain_tensor(net):
+    net.w = Tensor(torch.tensor([0.5, 1.0, 1.5]), (CHANNEL,))
 
 
-def sliced(net):
-    net.w[...] = turned(1.5, 1.0, 0.5)
+def assign_slice(net):
+    net.w[...] = reversed_channel(1.5, 1.0, 0.5)
 
 
-def by_label(net):
-    net.w -= turned(1.5, 1.0, 0.5)
+def subtract_by_label(net):
+    net.w -= reversed_channel(1.5, 1.0, 0.5)
 
 
 WRITES = {
-    "*=": augmented,
-    "-=": subtracted,
-    "/=": divided,
-    "**=": powered,
-    "by label": by_label,
-    "assign": assigned,
-    "assign without gradient": assigned_without_gradient,
-    "slice": sliced,
+    "*=": multiply_in_place,
+    "-=": subtract_in_place,
+    "/=": divide_in_place,
+    "**=": raise_to_a_power,
+    "by label": subtract_by_label,
+    "assign": assign_product,
+    "assign without gradient": assign_plain_tensor,
+    "slice": assign_slice,
     "mul_": lambda net: net.w.mul_(0.5),
     "div_": lambda net: net.w.div_(2.0),
-    "add_": lambda net: net.w.add_(turned(3.0, 2.0, 1.0), alpha=-0.5),
+    "add_": lambda net: net.w.add_(reversed_channel(3.0, 2.0, 1.0), alpha=-0.5),
     "sub_": lambda net: net.w.sub_(net.w, alpha=0.5),
-    "copy_": lambda net: net.w.copy_(turned(1.5, 1.0, 0.5)),
-    "zero_": lambda net: net.w.zero_().add_(turned(1.5, 1.0, 0.5)),
-    "fill_": lambda net: net.w.fill_(0.5).mul_(turned(3.0, 2.0, 1.0)),
+    "copy_": lambda net: net.w.copy_(reversed_channel(1.5, 1.0, 0.5)),
+    "zero_": lambda net: net.w.zero_().add_(reversed_channel(1.5, 1.0, 0.5)),
+    "fill_": lambda net: net.w.fill_(0.5).mul_(reversed_channel(3.0, 2.0, 1.0)),
 }
 
 
@@ -89,14 +89,14 @@ def test_a_write_keeps_the_parameter(write, make):
     assert parameter.requires_grad
     assert parameter.is_leaf
     assert parameter.tolist() == [0.5, 1.0, 1.5]
-    assert net.w.dims == (C,)
+    assert net.w.dims == (CHANNEL,)
     net.w.sum().backward()
     optimizer.step()
     assert net.w.data.tolist() == [-0.5, 0.0, 0.5]
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_is_no_edit(write):
+def test_a_write_is_not_recorded_as_an_edit(write):
     net = particles.adopt(Net())
     twin = net.clone()
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_a_write_is_no_edit(write):
     assert twin.w.data.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_a_write_reaches_the_row_of_a_member():
+def test_a_write_to_a_member_changes_its_row_of_the_population():
     pop = mo.Population.of(Net(), 2)
     pop[1].w = pop[1].w * 2
     assert pop.matrix.tolist() == [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]
@@ -126,25 +126,25 @@ def test_buffers_and_containers_are_written_too():
     assert [each.tolist() for each in after] == [[2.0] * 3, [2.0, 4.0, 6.0], [2.0, 4.0, 6.0]]
 
 
-def test_entries_of_a_container_are_replaced_when_they_are_assigned_as_those_of_a_list_are():
+def test_swapping_entries_of_a_tensor_list_swaps_their_values():
     values = TensorList([mo.tensor([1.0], "x"), mo.tensor([2.0], "x")])
     values[0], values[1] = values[1], values[0]
     assert [each.item() for each in values] == [2.0, 1.0]
 
 
-OTHERS = {
-    "labels": lambda: turned(1.0, 2.0, 3.0),
-    "dtype": lambda: Tensor(torch.ones(3, dtype=torch.float64), (C,)),
+OTHER_TENSORS = {
+    "labels": lambda: reversed_channel(1.0, 2.0, 3.0),
+    "dtype": lambda: Tensor(torch.ones(3, dtype=torch.float64), (CHANNEL,)),
     "shape": lambda: Tensor(torch.ones(2), (Space(["r", "g"], name="c"),)),
     "name": lambda: Tensor(torch.ones(3), (Space(["r", "g", "b"], name="d"),)),
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_structure_is_an_edit(other):
+@pytest.mark.parametrize("other", OTHER_TENSORS)
+def test_assigning_other_labels_dtype_shape_or_name_is_an_edit(other):
     net = particles.adopt(Net())
     net.clone()
-    parameter, value = net.get_parameter("w"), OTHERS[other]()
+    parameter, value = net.get_parameter("w"), OTHER_TENSORS[other]()
     net.w = value
     assert net.get_parameter("w") is not parameter
     assert net.w.dims == value.dims
@@ -153,7 +153,7 @@ def test_another_structure_is_an_edit(other):
     assert len(particles.history(net)) == 1
 
 
-def test_positional_axes_of_another_size_are_an_edit():
+def test_assigning_another_size_of_a_positional_axis_replaces_the_parameter():
     module = Module()
     module.w = mo.tensor([1.0, 2.0], "x")
     parameter = module.get_parameter("w")
@@ -164,7 +164,7 @@ def test_positional_axes_of_another_size_are_an_edit():
 
 
 def test_assigning_copies_and_never_aliases():
-    net, value = Net(), Tensor(torch.ones(3), (C,))
+    net, value = Net(), Tensor(torch.ones(3), (CHANNEL,))
     net.w = value
     value.data.zero_()
     assert net.w.data.tolist() == [1.0, 1.0, 1.0]
@@ -220,10 +220,10 @@ def test_parametrized_attributes_are_written_through_their_right_inverse():
     assert net.parametrizations["tensor:w"].original is original
 
 
-# -- torch's own ways to register (J12) ----------------------------------------------------------------------------------
+# -- registration by torch's own methods and containers --------------------------------------------------------------------
 
 
-def test_a_labelled_buffer_is_refused_at_once_with_the_way_to_have_one():
+def test_register_buffer_refuses_a_labelled_tensor_and_names_nograd_tensors():
     net = Net()
     with pytest.raises(TypeError, match=r"'q' as a buffer of Net.*nograd_tensors\('q'\)"):
         net.register_buffer("q", net.w)
@@ -232,7 +232,7 @@ def test_a_labelled_buffer_is_refused_at_once_with_the_way_to_have_one():
 
 
 @pytest.mark.parametrize("make", [lambda t: nn.ParameterDict({"a": t}), lambda t: nn.ParameterList([t])])
-def test_containers_of_torch_that_would_not_register_labelled_tensors_are_refused(make):
+def test_containers_of_torch_with_labelled_tensors_are_refused(make):
     net, container = Net(), make(Net().w)
     with pytest.raises(TypeError, match="moduli.nn.Tensor(Dict|List)"):
         net.held = container
@@ -240,10 +240,10 @@ def test_containers_of_torch_that_would_not_register_labelled_tensors_are_refuse
     net.held = make(nn.Parameter(torch.ones(1)))
 
 
-def test_a_parameter_of_a_labelled_tensor_is_refused_in_words():
+def test_a_parameter_of_a_labelled_tensor_is_refused_with_an_explanation():
     with pytest.raises(TypeError, match="assigned to an attribute of a moduli.Module"):
         nn.Parameter(Net().w)
-    assert Tensor(torch.ones(3), (C,)).requires_grad_().requires_grad
+    assert Tensor(torch.ones(3), (CHANNEL,)).requires_grad_().requires_grad
 
 
 class Lazy(Net):

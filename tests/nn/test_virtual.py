@@ -12,53 +12,20 @@ from torch import nn
 
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, VirtualTensor, cached, virtual
-from nn.helpers import labelled
-
-
-class Skew(Module):
-    """An orthogonal weight from a square matrix; counts how often it is computed."""
-
-    def __init__(self, n=3, seed=0):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))
-        self.counter = [0]
-
-    @virtual
-    def weight(self):
-        self.counter[0] += 1
-        return torch.matrix_exp(self.a - self.a.T)
-
-    def forward(self, x):
-        return x @ self.weight
-
-
-class PlainSkew(nn.Module):
-    def __init__(self, n=3):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(0)))
-        self.counter = [0]
-
-    weight = virtual(Skew.__dict__["weight"].__wrapped__)
-
-
-def formula(module):
-    return torch.matrix_exp(module.a - module.a.T)
-
-
-owners = pytest.mark.parametrize("owner", [Skew, PlainSkew])
+from nn.helpers import Skew, formula, labelled, owners
 
 
 @owners
-def test_the_attribute_is_the_tensor_with_gradients_to_its_source(owner):
+def test_the_attribute_is_a_tensor_with_gradients_to_its_source(owner):
     module = owner()
     assert type(module.weight) is torch.Tensor
     module.weight.square().sum().backward()
-    got, module.a.grad = module.a.grad, None
+    gradient, module.a.grad = module.a.grad, None
     formula(module).square().sum().backward()
-    assert torch.allclose(got, module.a.grad)
+    assert torch.allclose(gradient, module.a.grad)
 
 
-def test_sources_may_live_in_other_modules():
+def test_sources_may_belong_to_other_modules():
     class Tied(Module):
         def __init__(self, other):
             super().__init__()
@@ -136,7 +103,7 @@ def test_virtual_tensors_may_build_on_each_other():
         assert torch.allclose(module.shifted, formula(module) @ formula(module) + 1)
 
 
-def test_it_follows_the_dtype_and_device_of_its_sources():
+def test_the_value_has_the_dtype_and_device_of_its_sources():
     module = Skew()
     with torch.no_grad():
         module.weight
@@ -144,7 +111,7 @@ def test_it_follows_the_dtype_and_device_of_its_sources():
         assert module.to("meta").weight.is_meta
 
 
-def test_it_is_not_stored():
+def test_virtual_tensors_are_not_in_the_state_dict_or_repr():
     assert list(Skew().state_dict()) == ["a"]
     assert "weight" not in repr(Skew())
 
@@ -189,7 +156,7 @@ def test_the_result_must_be_a_tensor():
         Wrong().weight
 
 
-def test_it_is_declared_in_the_class_of_a_module():
+def test_virtual_decorates_methods_of_modules_only():
     class NoModule:
         @virtual
         def weight(self):
@@ -219,7 +186,7 @@ class Log(Module):
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, lambda v: nn.Parameter(torch.tensor(v))])
-def test_right_inverse_lets_it_be_assigned_in_place(kind):
+def test_right_inverse_allows_assignment_in_place(kind):
     module = Log()
     raw = module.raw
     with torch.no_grad():
@@ -230,7 +197,7 @@ def test_right_inverse_lets_it_be_assigned_in_place(kind):
     assert set(dict(module.named_parameters())) == {"raw", "shift"}
 
 
-def test_right_inverse_is_all_or_nothing():
+def test_a_failed_right_inverse_changes_nothing():
     class Bad(Log):
         @Log.scale.right_inverse
         def scale(self, value):
@@ -241,7 +208,7 @@ def test_right_inverse_is_all_or_nothing():
     with pytest.raises(ValueError, match=r"'shift' the shape \(5,\).*\(2,\)"):
         module.scale = torch.ones(2)
     assert torch.equal(module.raw, before)
-    # The base keeps its own.
+    # The right inverse of the base class is unchanged.
     base = Log()
     base.scale = torch.ones(2)
     assert torch.allclose(base.scale, torch.ones(2))
@@ -295,7 +262,7 @@ def test_without_right_inverse_it_cannot_be_assigned_or_deleted(owner):
 
 
 @pytest.mark.parametrize("returned", [3, {"raw": 3}, {"training": torch.ones(1)}])
-def test_a_right_inverse_that_returns_nonsense_is_told_so(returned):
+def test_a_right_inverse_that_returns_no_named_tensors_raises(returned):
     class Odd(Module):
         def __init__(self):
             super().__init__()
@@ -313,7 +280,7 @@ def test_a_right_inverse_that_returns_nonsense_is_told_so(returned):
         Odd().v = torch.ones(2)
 
 
-def saved(module):
+def save_and_load(module):
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
@@ -321,7 +288,7 @@ def saved(module):
 
 
 @owners
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved, copy.copy])
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), save_and_load, copy.copy])
 def test_copies_compute_from_their_own_sources(owner, copier):
     module = owner()
     with torch.no_grad():
@@ -355,7 +322,7 @@ def test_virtual_tensors_of_replicas_read_the_replica():
     module = Method()
     VirtualTensor.create(module, "method", "doubled")
     VirtualTensor.create(module, "function", lambda owner, dtype, device: 2 * owner.a)
-    # What torch's replicate does for each gpu.
+    # `torch.nn.parallel.replicate` does this for each gpu.
     replica = module._replicate_for_data_parallel()
     replica.a = torch.zeros(3, 3)
     for name in ("method", "function"):
@@ -371,7 +338,7 @@ def test_virtual_tensors_of_replicas_read_the_replica():
 @pytest.mark.parametrize("copier", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_virtual_tensors_of_replicas_of_plain_modules_read_the_replica(copier):
     module = nn.Linear(2, 2)
-    VirtualTensor.create(module, "doubled", _double)
+    VirtualTensor.create(module, "doubled", double_weight)
     module = copier(module)
     replica = nn.Sequential(module)[0]._replicate_for_data_parallel()
     again = replica._replicate_for_data_parallel()
@@ -385,7 +352,7 @@ def test_virtual_tensors_of_replicas_of_plain_modules_read_the_replica(copier):
     assert reference() is None
 
 
-def _double(module, dtype, device):
+def double_weight(module, dtype, device):
     return 2 * module.weight
 
 

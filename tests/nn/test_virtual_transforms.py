@@ -9,30 +9,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.utils import parametrize
 
 from moduli.nn import Module, VirtualTensor, cached, virtual
+from nn.helpers import Skew, formula
 
 
-class Skew(Module):
-    """An orthogonal weight from a square matrix; counts how often it is computed."""
-
-    def __init__(self, n=3, seed=0):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))
-        self.counter = [0]
-
-    @virtual
-    def weight(self):
-        self.counter[0] += 1
-        return torch.matrix_exp(self.a - self.a.T)
-
-    def forward(self, x):
-        return x @ self.weight
-
-
-def formula(module):
-    return torch.matrix_exp(module.a - module.a.T)
-
-
-def test_functional_call_and_grad():
+def test_functional_call_and_grad_use_the_substituted_source():
     module, x = Skew(), torch.ones(1, 3)
     with torch.no_grad():
         module.weight
@@ -49,7 +29,7 @@ def test_functional_call_and_grad():
     assert torch.allclose(gradient, twin.a.grad, atol=1e-6)
 
 
-def test_vmap_over_stacked_members():
+def test_vmap_over_stacked_members_computes_each_value():
     members, x = [Skew(seed=seed) for seed in range(4)], torch.ones(1, 3)
     with torch.no_grad():
         expected = torch.stack([member(x) for member in members])
@@ -62,7 +42,7 @@ def test_vmap_over_stacked_members():
         assert torch.allclose(members[0].weight, formula(members[0]))
 
 
-def test_forward_mode_tangents_are_not_lost():
+def test_forward_mode_tangents_pass_through_the_value():
     import torch.autograd.forward_ad as fwd
 
     module = Skew()
@@ -111,7 +91,7 @@ def test_compile_fullgraph_of_a_virtual_tensor_with_a_method():
     assert torch.allclose(compiled(torch.ones(3, 3)), 2 * module.a)
 
 
-def test_export():
+def test_exported_programs_compute_the_value():
     module, x = Skew(), torch.ones(1, 3)
     with torch.no_grad():
         module.weight
@@ -136,7 +116,7 @@ class Double(nn.Module):
         return 2 * x
 
 
-def test_parametrized_sources():
+def test_parametrized_sources_are_traced():
     module = Skew()
     with torch.no_grad(), cached():
         module.weight
@@ -152,7 +132,7 @@ def test_parametrized_sources():
     assert module.parametrizations.a.original.grad is not None
 
 
-def test_attributes_set_by_compiled_code_are_seen():
+def test_attributes_set_by_compiled_code_are_read():
     torch._dynamo.reset()
 
     class Counting(Module):
@@ -178,7 +158,7 @@ def test_attributes_set_by_compiled_code_are_seen():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_optimizer_steps_are_seen(backend):
+def test_values_are_recomputed_after_compiled_optimizer_steps(backend):
     torch._dynamo.reset()
     module = Skew()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -214,7 +194,7 @@ def test_compiled_functions_may_be_used_inside():
             module.a.add_(1)
 
 
-def test_autocast_default_dtype_and_default_device_belong_to_the_value():
+def test_values_are_cached_per_autocast_default_dtype_and_default_device():
     class Eye(Module):
         def __init__(self):
             super().__init__()
@@ -251,34 +231,34 @@ def test_autocast_default_dtype_and_default_device_belong_to_the_value():
         assert module.identity.dtype == torch.float32
 
 
-def test_modes_that_watch_or_change_operations_see_them_all():
+def test_modes_intercept_every_operation_of_a_cached_value():
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen = []
+    calls = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
+            calls.append(func)
             return func(*args, **(kwargs or {}))
 
     class WatchFunctions(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
+            calls.append(func)
             return func(*args, **(kwargs or {}))
 
     module = Skew()
     with torch.no_grad(), cached():
         module.weight
         for mode in (Watch, WatchFunctions):
-            seen.clear()
+            calls.clear()
             with mode():
                 module.weight
-            assert seen
+            assert calls
         assert torch.allclose(module.weight, formula(module))
 
 
-def test_saved_tensor_hooks_see_the_graph_they_should():
+def test_saved_tensor_hooks_apply_to_a_cached_value():
     module, packed = Skew(), []
     with cached():
         module.weight

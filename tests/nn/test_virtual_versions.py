@@ -1,4 +1,4 @@
-"""Virtual tensors and versions: relatives get them whole, lose them whole, and compute from their own tensors."""
+"""Virtual tensors and versions: relatives gain and lose them with their reference, and compute from their own tensors."""
 
 import copy
 import gc
@@ -47,13 +47,13 @@ def test_a_relative_gets_the_attribute_with_its_reference():
     assert relative.g.value.tolist() == [14, 14, 14]
     assert net.g.value.tolist() == [2, 2, 2]
     assert len(net.history) == 1
-    # It can be made again on either side.
+    # Either model may create it again.
     VirtualTensor.create(relative, "g", lambda module, dtype, device: 3 * module.w)
     assert relative.g.value.tolist() == [21, 21, 21]
     assert net.touch().g.value.tolist() == [3, 3, 3]
 
 
-def test_modules_inside_of_a_particle_ours_and_plain():
+def test_virtual_tensors_of_submodules_of_both_kinds_are_followed():
     net, relative, _ = make_relatives()
     VirtualTensor.create(net.inner, "g", sum_v)
     VirtualTensor.create(net.plain, "h", lambda module, dtype, device: module.weight + 1)
@@ -67,7 +67,7 @@ def test_modules_inside_of_a_particle_ours_and_plain():
     assert other.touch().row.value.tolist() == [7, 7]
 
 
-def test_an_instance_that_is_assigned_by_hand_follows():
+def test_an_assigned_instance_is_followed():
     net, relative, _ = make_relatives()
     net.g = VirtualTensor(net, "g", double_w)
     assert relative.touch().g.value.tolist() == [14, 14, 14]
@@ -75,8 +75,8 @@ def test_an_instance_that_is_assigned_by_hand_follows():
 
 
 @pytest.mark.parametrize("remove", ["delete", "number", "parameter", "module"])
-def test_what_goes_goes_whole(remove):
-    net, relative, asleep = make_relatives()
+def test_removing_the_attribute_removes_its_reference_everywhere(remove):
+    net, relative, late = make_relatives()
     VirtualTensor.create(net, "g", double_w)
     assert relative.touch().g.value.tolist() == [14, 14, 14]
     value = {"number": 5, "parameter": nn.Parameter(torch.zeros(1)), "module": nn.ReLU()}.get(remove)
@@ -85,7 +85,7 @@ def test_what_goes_goes_whole(remove):
     else:
         net.g = value
     gc.collect()
-    for each in (relative.touch(), asleep.touch()):
+    for each in (relative.touch(), late.touch()):
         assert "_g_ref" not in dict(each.named_buffers())
         assert not isinstance(each.__dict__.get("g"), VirtualTensor)
         assert hasattr(each, "g") == (remove in ("parameter", "module"))
@@ -96,24 +96,24 @@ def test_what_goes_goes_whole(remove):
 
 
 def test_a_persistent_reference_restores_its_dtype_in_relatives():
-    net, relative, asleep = make_relatives()
+    net, relative, late = make_relatives()
     VirtualTensor.create(net, "g", double_w, dtype=torch.float64, persist=True)
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    for each in (relative.touch(), asleep.touch(), net.clone()):
+    for each in (relative.touch(), late.touch(), net.clone()):
         each.g.dtype = torch.float16
         assert each.g.value.dtype == torch.float16
         each.load_state_dict(state)
         assert each.g.dtype == torch.float64
 
 
-def test_what_computes_it_may_refer_to_the_model():
+def test_the_function_may_refer_to_another_model():
     net, relative, _ = make_relatives()
     VirtualTensor.create(net, "g", lambda module, dtype, device: net.w + 1)
     assert relative.touch().g.value.tolist() == [8, 8, 8]
     assert (2 * relative).g.value.tolist() == [15, 15, 15]
 
 
-def test_rollback_takes_virtual_tensors_away_and_brings_them_back():
+def test_rollback_removes_and_restores_virtual_tensors():
     net, relative, _ = make_relatives()
     VirtualTensor.create(net, "g", double_w)
     relative.touch()
@@ -133,7 +133,7 @@ def test_rollback_takes_virtual_tensors_away_and_brings_them_back():
     assert net.g.value.tolist() == [2, 2, 2]
 
 
-def test_sources_that_an_edit_replaces_are_read_as_they_are():
+def test_replaced_sources_are_read_inside_a_scope():
     net, relative, _ = make_relatives()
     VirtualTensor.create(net, "g", double_w)
     relative.touch()
@@ -147,18 +147,18 @@ def test_sources_that_an_edit_replaces_are_read_as_they_are():
         assert relative.touch().twice.tolist() == relative.g.value.tolist() == [14, 14, 14]
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), lambda net: net + 0])
-def test_copies_have_what_their_original_followed(way):
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), lambda net: net + 0])
+def test_copies_of_a_relative_have_its_virtual_tensors_and_follow_edits(duplicate):
     net, relative, _ = make_relatives()
     VirtualTensor.create(net, "g", double_w)
-    twin = way(relative.touch())
+    twin = duplicate(relative.touch())
     assert twin.g.owner is twin
     assert torch.equal(twin.g.value, 2 * twin.w)
     del net.g
     assert not hasattr(twin.touch(), "g")
 
 
-def test_a_failed_creation_leaves_nothing():
+def test_a_failed_creation_changes_nothing():
     net, relative, _ = make_relatives()
     for wrong in ("no such method", 3):
         with pytest.raises((AttributeError, TypeError)):

@@ -1,31 +1,20 @@
-"""Plain attributes and virtual tensors of results, which refer to the result itself."""
+"""Plain attributes and virtual tensors of results: shared, or referring to the result."""
 
 import copy
 import pickle
-import sys
 import threading
 
-import pytest
 import torch
 from torch import nn
 
 import moduli as mo
 from moduli import particles as P
 from moduli.particles import NytoModule, adopt
-
-
-class Net(NytoModule):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
+from particles.helpers import Net
 
 
 class Calls(list):
-    """Counts how often it is copied."""
+    """A list that counts how often it is copied."""
 
     copies = 0
 
@@ -44,12 +33,12 @@ def test_plain_attributes_are_shared(tmp_path):
     n.body.data = Calls(range(10))
     n.body.large = list(range(1_000_000))
     with n.file:
-        for made in (2 * n, n + n, n.clone(), n.randn(), n.product().module(), n.detach(), n.clone_from(Net())):
-            assert made.lock is n.lock
-            assert made.file is n.file
-            assert made.ticks is n.ticks
-            assert made.body.data is n.body.data
-            assert made.body.large is n.body.large
+        for result in (2 * n, n + n, n.clone(), n.randn(), n.product().module(), n.detach(), n.clone_from(Net())):
+            assert result.lock is n.lock
+            assert result.file is n.file
+            assert result.ticks is n.ticks
+            assert result.body.data is n.body.data
+            assert result.body.large is n.body.large
     twin = n.clone()
     n.head = nn.Sequential(nn.Linear(2, 2))
     n.head.lock = threading.Lock()
@@ -76,36 +65,16 @@ def test_attributes_that_refer_to_the_model_refer_to_the_result():
             return self.order[0](x)
 
     n = Odd()
-    made = 2 * n
-    assert made.order == [made.two, made.one]
-    assert made.by_name["first"] == (made.one, "text")
-    assert made.by_name["weights"][0] is made.one.weight
-    assert made.run.__self__ is made
-    made.one(torch.ones(2))
-    assert n.count[-1] is made
+    result = 2 * n
+    assert result.order == [result.two, result.one]
+    assert result.by_name["first"] == (result.one, "text")
+    assert result.by_name["weights"][0] is result.one.weight
+    assert result.run.__self__ is result
+    result.one(torch.ones(2))
+    assert n.count[-1] is result
     assert n.order == [n.two, n.one]
     n.order.append(n.one)
-    assert len(made.order) == 2
-
-
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-class Scaled(mo.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
+    assert len(result.order) == 2
 
 
 class Tripled(mo.Module):
@@ -118,25 +87,25 @@ class Tripled(mo.Module):
         return 3 * self.a
 
 
-def test_virtual_tensors_of_results_read_from_the_result():
+def test_virtual_tensors_of_results_are_computed_from_the_result():
     net = Tripled()
-    for made in (2 * net, net + net, P.lerp(net, 3 * net, 0.5), (2 * net.product()).module()):
-        assert made.triple.owner is made
-        assert made.triple.value.tolist() == [6, 6]
-        assert copy.deepcopy(made).triple.value.tolist() == [6, 6]
-        assert pickle.loads(pickle.dumps(made)).triple.value.tolist() == [6, 6]
+    for result in (2 * net, net + net, P.lerp(net, 3 * net, 0.5), (2 * net.product()).module()):
+        assert result.triple.owner is result
+        assert result.triple.value.tolist() == [6, 6]
+        assert copy.deepcopy(result).triple.value.tolist() == [6, 6]
+        assert pickle.loads(pickle.dumps(result)).triple.value.tolist() == [6, 6]
     assert net.triple.owner is net
     assert net.triple.value.tolist() == [3, 3]
     plain = nn.Linear(2, 2)
     mo.VirtualTensor.create(plain, "triple", lambda owner, dtype, device: 3 * owner.bias)
-    for made in (2 * adopt(plain), adopt(plain).detach()):
-        assert made.triple.owner is made
-        assert torch.equal(made.triple.value, 3 * made.bias)
-        assert made._replicate_for_data_parallel().triple.owner is not made
+    for result in (2 * adopt(plain), adopt(plain).detach()):
+        assert result.triple.owner is result
+        assert torch.equal(result.triple.value, 3 * result.bias)
+        assert result._replicate_for_data_parallel().triple.owner is not result
 
 
-def test_virtual_tensors_of_modules_that_relatives_get_read_from_them():
-    net = Scaled()
+def test_virtual_tensors_of_added_modules_are_computed_from_each_relative():
+    net = Net()
     twin = net.clone()
     net.more = Tripled()
     assert twin.touch().more.triple.owner is twin.more

@@ -1,7 +1,6 @@
-"""Buffers in arithmetic: policies, those that take part, and dtypes that have to stay."""
+"""Buffers in arithmetic: policies, buffers that operations apply to, and dtypes that must not change."""
 
 import operator
-import sys
 
 import pytest
 import torch
@@ -12,20 +11,21 @@ from moduli import particles as P
 from moduli.particles import StructureError, adopt
 
 
-def normed(mean, policy=True):
-    made = adopt(nn.BatchNorm1d(2))
-    made.running_mean.fill_(mean)
-    return P.buffer_policy(made, "operate", "running_*") if policy else made
+def normed(mean, policy="operate"):
+    """Return a batch norm whose running mean is `mean`, and whose running statistics have the policy."""
+    net = adopt(nn.BatchNorm1d(2))
+    net.running_mean.fill_(mean)
+    return net if policy is None else P.buffer_policy(net, policy, "running_*")
 
 
-def test_buffers_that_operate_take_part_like_parameters():
+def test_buffers_with_the_policy_operate_are_computed_like_parameters():
     a = normed(2.0)
     b = a.clone()
     b.running_mean.fill_(4.0)
     clone = a.clone()
     assert clone.running_mean is not a.running_mean
     assert torch.equal(clone.running_mean, a.running_mean)
-    for made, mean in (
+    for result, mean in (
         (a + b, 6.0),
         (2 * a, 4.0),
         (1 - a, -1.0),
@@ -36,9 +36,9 @@ def test_buffers_that_operate_take_part_like_parameters():
         (P.sqrt(b), 2.0),
         (P.zeros_like(a), 0.0),
     ):
-        assert made.running_mean.tolist() == [mean, mean]
-        assert made.num_batches_tracked.item() == 0  # integers are never averaged
-        assert made.num_batches_tracked is not a.num_batches_tracked
+        assert result.running_mean.tolist() == [mean, mean]
+        assert result.num_batches_tracked.item() == 0  # integers are never averaged
+        assert result.num_batches_tracked is not a.num_batches_tracked
     a += b
     assert a.running_mean.tolist() == [6, 6]
     P.lerp_(a, b, 0.5)
@@ -54,8 +54,8 @@ def test_buffers_that_operate_take_part_like_parameters():
     assert b.running_mean.tolist() == [4, 4]
 
 
-def test_buffers_that_only_one_side_operates_on_are_an_error():
-    a, b = normed(2.0), normed(4.0, policy=False)
+def test_operations_raise_where_only_one_side_has_the_policy_operate():
+    a, b = normed(2.0), normed(4.0, policy=None)
     for act in (
         lambda: a + b,
         lambda: b + a,
@@ -72,66 +72,50 @@ def test_buffers_that_only_one_side_operates_on_are_an_error():
         a.product() + related.product()
 
 
-def test_only_scopes_buffers():
+def test_only_selects_buffers_too():
     a, b = normed(2.0), normed(4.0)
     assert (P.only(a, "weight") * 2).running_mean.tolist() == [2, 2]
     assert (P.only(a, "weight") + b).running_mean.tolist() == [2, 2]
-    made = P.only(a, "running_mean") * 3
-    assert made.running_mean.tolist() == [6, 6]
-    assert torch.equal(made.weight, a.weight)
-    assert torch.equal(made.running_var, a.running_var)
+    result = P.only(a, "running_mean") * 3
+    assert result.running_mean.tolist() == [6, 6]
+    assert torch.equal(result.weight, a.weight)
+    assert torch.equal(result.running_var, a.running_var)
 
 
-def test_the_buffers_of_an_expression_are_those_of_its_left_most_operand():
-    a, b = normed(2.0, policy=False), normed(4.0, policy=False)
+def test_copied_buffers_come_from_the_leftmost_operand():
+    a, b = normed(2.0, policy=None), normed(4.0, policy=None)
     assert (a + b).running_mean.tolist() == [2, 2]
     assert (b + a).running_mean.tolist() == [4, 4]
     assert (1 - 2 * b).running_mean.tolist() == [4, 4]
     assert (0.5 * b + a).running_mean.tolist() == [4, 4]
 
 
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def operating(mean, policy="operate"):
-    made = adopt(nn.BatchNorm1d(2))
-    made.running_mean.fill_(mean)
-    return P.buffer_policy(made, policy, "running_*")
-
-
 BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.floordiv, operator.mod]
 
 
 @pytest.mark.parametrize("fn", BINARY)
-def test_buffers_take_part_in_every_operator(fn):
-    a = operating(2.0)
+def test_every_operator_applies_to_buffers(fn):
+    a = normed(2.0)
     b = a.clone()
     b.running_mean.fill_(3.0)
     change = getattr(operator, f"i{fn.__name__}")
     for other in (b, 3, torch.tensor(3.0), torch.tensor([3.0, 4.0])):
-        held = other.running_mean if isinstance(other, nn.Module) else other
-        expected = fn(a.running_mean, held)
+        value = other.running_mean if isinstance(other, nn.Module) else other
+        expected = fn(a.running_mean, value)
         assert torch.equal(fn(a, other).running_mean, expected)
-        assert torch.equal(change(operating(2.0), other).running_mean, expected)
-        theirs = other.product() if isinstance(other, nn.Module) else other
-        assert torch.equal(fn(a.product(), theirs).module().running_mean, expected)
+        assert torch.equal(change(normed(2.0), other).running_mean, expected)
+        operand = other.product() if isinstance(other, nn.Module) else other
+        assert torch.equal(fn(a.product(), operand).module().running_mean, expected)
         if not isinstance(other, nn.Module):
-            assert torch.equal(fn(other, a).running_mean, fn(held, a.running_mean))
+            assert torch.equal(fn(other, a).running_mean, fn(value, a.running_mean))
 
 
-def test_buffers_take_part_in_functions_of_models():
-    a = operating(2.0)
+def test_functions_of_models_apply_to_buffers():
+    a = normed(2.0)
     b = a.clone()
     b.running_mean.fill_(3.0)
     p, q = a.product(), b.product()
-    for made, mean in (
+    for result, mean in (
         (P.where(False, a, b), 3.0),
         (P.where(b, a, b), 2.0),
         (P.where(False, a, 7.0), 7.0),
@@ -145,14 +129,14 @@ def test_buffers_take_part_in_functions_of_models():
         (P.from_vector(a, P.vector(b)), 2.0),  # a vector is of parameters only
         (P.where(torch.zeros(4, dtype=torch.bool), a, b), 2.0),
     ):
-        assert made.running_mean.tolist() == [mean, mean]
+        assert result.running_mean.tolist() == [mean, mean]
     drawn = (P.rand(a), p.rand().module(), P.rand(a, scale=0.5))
     assert all(0 <= value < 1 for each in drawn for value in each.running_mean.tolist())
     assert P.vector(a).shape == (4,)
 
 
-def test_buffers_that_one_side_operates_on_are_refused_by_every_function():
-    a, b = operating(2.0), operating(3.0, "copy")
+def test_functions_raise_where_only_one_side_has_the_policy_operate():
+    a, b = normed(2.0), normed(3.0, "copy")
     bare = adopt(nn.BatchNorm1d(2, track_running_stats=False))
     for x, y in ((a, b), (b, a), (a, bare), (bare, a)):
         for act in (
@@ -165,7 +149,7 @@ def test_buffers_that_one_side_operates_on_are_refused_by_every_function():
                 act(x, y)
 
 
-def test_a_buffer_is_not_turned_into_another_kind_of_number():
+def test_operations_that_would_make_a_real_buffer_complex_raise():
     net = mo.Module()
     net.register_buffer("mask", torch.ones(2))
     P.buffer_policy(net, "operate")
@@ -185,7 +169,7 @@ def test_a_buffer_is_not_turned_into_another_kind_of_number():
         lambda a, b: operator.iadd(a, torch.tensor([0.5, 0.5])),
     ],
 )
-def test_whole_numbers_are_refused_before_anything_is_changed(act):
+def test_in_place_operations_on_integers_raise_before_any_change(act):
     a = mo.Module()
     a.first = nn.Parameter(torch.ones(2))
     a.whole = nn.Parameter(torch.arange(2), requires_grad=False)

@@ -1,40 +1,19 @@
-"""Particles in compiled functions, graph modules, and lazy modules."""
+"""Particles in compiled functions, particles of graph modules, and lazy modules."""
 
 import copy
 import pickle
-import sys
 
 import pytest
 import torch
 from torch import fx, nn
 
-import moduli as mo
 from moduli import particles as P
 from moduli.layout import LayoutError
-from moduli.particles import NytoModule, adopt
+from moduli.particles import adopt
+from particles.helpers import Net
 
 
-class Net(NytoModule):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_expressions_inside_a_compiled_function():
+def test_compiled_expressions_of_models_equal_eager_ones():
     n, k = Net(), Net()
     x = torch.randn(3, 2)
 
@@ -46,17 +25,17 @@ def test_expressions_inside_a_compiled_function():
         torch.testing.assert_close(compiled(n, k, x), combine(n, k, x))
 
 
-def test_a_graph_module_is_a_value():
+def test_graph_modules_have_arithmetic():
     g = adopt(torch.fx.symbolic_trace(Net()))
     x = torch.randn(3, 2)
-    made = g + 0.5 * (g.randn() * 0)
-    torch.testing.assert_close(made(x), g(x))
+    result = g + 0.5 * (g.randn() * 0)
+    torch.testing.assert_close(result(x), g(x))
     assert torch.equal((2 * g).get_parameter("head.weight"), 2 * g.get_parameter("head.weight"))
     twin = copy.deepcopy(g)
     torch.testing.assert_close((twin - g).get_parameter("head.weight"), torch.zeros(2, 2))
 
 
-def test_lazy_modules_are_refused_by_a_sentence():
+def test_lazy_modules_are_refused_with_an_explanation():
     n = Net()
     twin = n.clone()
     before = list(n.state_dict())
@@ -72,16 +51,6 @@ def test_lazy_modules_are_refused_by_a_sentence():
     assert (2 * lone).head.weight.shape == (3, 2)
 
 
-class Scaled(mo.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
 def test_adopted_graph_modules_pickle_and_recompile():
     x = torch.randn(3, 2)
     graph = adopt(fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
@@ -91,7 +60,7 @@ def test_adopted_graph_modules_pickle_and_recompile():
     assert torch.allclose(twin(x), (2 * graph)(x))
 
 
-def test_a_lazy_module_is_adopted_after_it_has_seen_data():
+def test_a_lazy_module_is_adopted_after_its_first_forward():
     lazy = nn.LazyLinear(3)
     with pytest.raises(LayoutError, match="this LazyLinear is lazy"):
         adopt(lazy)
@@ -119,17 +88,17 @@ def _add_named(a, b):
 
 
 @pytest.mark.parametrize("fn", COMPILED.values(), ids=COMPILED)
-def test_functions_of_models_inside_a_compiled_function(fn):
+def test_compiled_functions_of_models_equal_eager_ones(fn):
     torch._dynamo.reset()
-    a, b, x = Scaled(), Scaled(), torch.randn(3, 2)
-    made = torch.compile(lambda x: fn(a, b, x), backend="eager")(x)
-    assert torch.allclose(made, fn(a, b, x), atol=1e-6)
+    a, b, x = Net(), Net(), torch.randn(3, 2)
+    result = torch.compile(lambda x: fn(a, b, x), backend="eager")(x)
+    assert torch.allclose(result, fn(a, b, x), atol=1e-6)
 
 
-def test_compiled_operations_on_more_models_than_are_compiled_for():
+def test_compiled_operations_work_beyond_the_recompile_limit():
     torch._dynamo.reset()
     x = torch.randn(3, 2)
     for _ in range(10):
-        a, norm = Scaled(), adopt(nn.BatchNorm1d(2))
+        a, norm = Net(), adopt(nn.BatchNorm1d(2))
         assert torch.allclose(torch.compile(lambda x, a=a: (2 * a)(x), backend="eager")(x), (2 * a)(x))
         torch.compile(lambda x, norm=norm: (2 * norm)(x), backend="eager")(x)

@@ -1,4 +1,4 @@
-"""Inserting and removing layers: the function stays, names move, and state moves with the layers."""
+"""Inserting and removing layers: outputs stay the same, names are shifted, and optimizer state follows its layer."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_a_residual_block_starts_as_the_identity(position, particle):
     torch.testing.assert_close(net(IDS), before)
     assert [id(each) for each in net.blocks if each is not block] == names
     assert net.blocks[position] is block
-    # Only the last weights of the two branches are zero, so that all others will have gradients soon.
+    # Only the last weights of the two branches are zero, so that all others get gradients from the second step on.
     zeros = [name for name, param in block.named_parameters() if not param.any()]
     assert {"att.o.weight", "att.o.bias", "down.weight", "down.bias"} <= set(zeros)
     assert torch.equal(block.att.q.weight, queries)
@@ -50,7 +50,7 @@ def test_a_residual_block_starts_as_the_identity(position, particle):
         assert mo.particles.history(twin) == [f"version 1: a Block was inserted at 'blocks.{position}'"]
 
 
-def test_layers_that_can_be_a_unit_matrix():
+def test_linear_and_convolution_layers_start_as_the_identity():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
     before = net(x)
@@ -67,7 +67,7 @@ def test_layers_that_can_be_a_unit_matrix():
     insert(image, "0", nn.BatchNorm2d(3), y, start="as given")
 
 
-def test_what_cannot_start_as_the_identity_is_refused_and_nothing_changes():
+def test_layers_that_cannot_start_as_the_identity_are_refused_and_nothing_changes():
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
     block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     values, keys, before = [p.detach().clone() for p in block.parameters()], list(net.state_dict()), net(x)
@@ -102,7 +102,7 @@ def test_what_cannot_start_as_the_identity_is_refused_and_nothing_changes():
 
 
 @pytest.mark.parametrize("particle", [False, True])
-def test_state_moves_with_the_layers(particle):
+def test_optimizer_state_follows_its_layer(particle):
     net = transformer(3)
     if particle:
         twin = mo.adopt(net).clone()  # noqa: F841  a relative makes edits versions
@@ -120,7 +120,7 @@ def test_state_moves_with_the_layers(particle):
     assert adam.state["head.weight"] is rows["head.weight"]
     assert opt.step(loss) < 3
     assert adam.state["blocks.1.up.weight"]["step"] == 1
-    # A parameter stays in the group that it was put into.
+    # A parameter stays in its group.
     assert opt.link("LR").settings[net.blocks[3].up.weight]["lr"] == 0.002
     row = adam.state["blocks.3.up.weight"]
     remove(net, "blocks.0")
@@ -129,7 +129,7 @@ def test_state_moves_with_the_layers(particle):
     assert len(net.blocks) == 3
 
 
-def test_removing_is_one_edit():
+def test_removing_a_layer_is_one_edit():
     net = mo.adopt(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2)))
     twin = net.clone()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`particles.diff`: every difference of two models is a row, and equal ones have none."""
+"""`particles.diff`: one row for each difference of two models."""
 
 import copy
 import json
@@ -25,13 +25,13 @@ class Net(mo.Module):
 def test_equal_models_have_no_difference():
     net = Net()
     for other in (net, net.clone(), copy.deepcopy(net), net.state_dict(), copy.deepcopy(net.state_dict())):
-        found = diff(net, other)
-        assert not found
-        assert found.same == len(net.state_dict())
-        assert str(found) == "no difference: 8 tensors equal"
+        difference = diff(net, other)
+        assert not difference
+        assert difference.same == len(net.state_dict())
+        assert str(difference) == "no difference: 8 tensors equal"
 
 
-def test_names_forms_and_values():
+def test_differences_of_names_shapes_dtypes_and_values_have_rows():
     torch.manual_seed(0)
     net = Net()
     other = net.clone()
@@ -43,12 +43,12 @@ def test_names_forms_and_values():
     other.extra = nn.Parameter(torch.zeros(2))
     del other.norm.bias
     other.norm.register_parameter("bias", None)
-    found = diff(net, other)
-    assert isinstance(found, ModelDiff)
-    rows = {row.name: row for row in found}
-    assert found.added == ["extra"]
-    assert found.removed == ["norm.bias"]
-    assert found.changed == ["body.weight", "body.bias", "norm.weight", "norm.running_mean"]
+    difference = diff(net, other)
+    assert isinstance(difference, ModelDiff)
+    rows = {row.name: row for row in difference}
+    assert difference.added == ["extra"]
+    assert difference.removed == ["norm.bias"]
+    assert difference.changed == ["body.weight", "body.bias", "norm.weight", "norm.running_mean"]
     assert rows["body.weight"][1:4] == ("shape", "(4, 3) float32", "(6, 3) float32")
     assert rows["body.weight"].distance == pytest.approx(0.5)
     assert rows["body.weight"].largest == pytest.approx(net.body.weight.abs().max().item() / 2)
@@ -56,10 +56,10 @@ def test_names_forms_and_values():
     assert rows["norm.running_mean"].change == "dtype"
     assert rows["norm.running_mean"].distance == 0
     assert rows["extra"][1:] == ("added", None, "(2) float32", None, None)
-    assert found.same == 3
-    assert found[0].name == "body.weight"
-    assert len(str(found).splitlines()) == len(found) + 2
-    assert json.loads(json.dumps(found.as_dict()))["same"] == 3
+    assert difference.same == 3
+    assert difference[0].name == "body.weight"
+    assert len(str(difference).splitlines()) == len(difference) + 2
+    assert json.loads(json.dumps(difference.as_dict()))["same"] == 3
 
 
 def test_labelled_tensors_are_compared_by_label():
@@ -84,14 +84,14 @@ def test_labelled_tensors_are_compared_by_label():
     assert diff(net, other)[0].change == "axes"
 
 
-def test_any_two_modules_and_odd_values():
-    found = diff(nn.Linear(2, 2), nn.Conv1d(2, 2, 3))
-    assert [row.change for row in found] == ["shape", "values"]
-    assert found[0].distance is None
-    odd = {"n": torch.tensor([1, 2]), "z": torch.tensor([1 + 2j]), "b": torch.tensor([True]), "e": torch.zeros(0, 3)}
-    assert not diff(odd, odd)
+def test_modules_of_other_classes_and_special_values_are_compared():
+    difference = diff(nn.Linear(2, 2), nn.Conv1d(2, 2, 3))
+    assert [row.change for row in difference] == ["shape", "values"]
+    assert difference[0].distance is None
+    values = {"n": torch.tensor([1, 2]), "z": torch.tensor([1 + 2j]), "b": torch.tensor([True]), "e": torch.zeros(0, 3)}
+    assert not diff(values, values)
     other = {"n": torch.tensor([1, 4]), "z": torch.tensor([1 + 0j]), "b": torch.tensor([False]), "e": torch.zeros(0, 4)}
-    rows = {row.name: row for row in diff(odd, other)}
+    rows = {row.name: row for row in diff(values, other)}
     assert (rows["n"].largest, rows["z"].largest, rows["b"].largest) == (2, 2, 1)
     assert rows["e"].change == "shape"
     assert diff({"w": torch.zeros(1)}, {"w": torch.ones(1)})[0].distance == float("inf")
@@ -113,7 +113,7 @@ def test_tied_parameters_have_a_row_for_each_name():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 6))
-def test_the_differences_of_a_step_are_those_of_the_arithmetic(seed, scale):
+def test_distances_of_rows_equal_those_of_the_tensors(seed, scale):
     torch.manual_seed(seed)
     net = Net()
     other = particles.axpy_(net.clone(), float(scale), particles.randn(net))
@@ -126,7 +126,7 @@ def test_the_differences_of_a_step_are_those_of_the_arithmetic(seed, scale):
         assert size == 0 or row.distance == pytest.approx(gap.norm().item() / size)
 
 
-def test_versions_of_a_model_side_by_side():
+def test_versions_of_a_model_are_compared():
     net = Net()
     before = net.clone()
     particles.independent(before)

@@ -1,4 +1,4 @@
-"""Memory, files, processes, transforms and modes: what surrounds a model in practice."""
+"""Particles with the rest of torch: memory, files, processes, function transforms, modes and caches."""
 
 import copy
 import functools
@@ -38,36 +38,28 @@ class Large(NytoModule):
         self.head = nn.Linear(4, 2)
 
 
-def parameters_alive():
+def count_parameters():
     return sum(1 for each in gc.get_objects() if type(each) is nn.Parameter)
-
-
-@pytest.fixture
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, ParticleModule, lambda net: net.product()])
 @pytest.mark.parametrize("make", [Net, Large, lambda: adopt(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))])
-def test_a_thousand_steps_keep_one_model_alive(make, wrap, uncollected):
+def test_a_thousand_steps_keep_one_model_alive(make, wrap, without_gc):
     n = wrap(make())
     count = len(list(make().parameters()))
-    before = parameters_alive()
+    before = count_parameters()
     modules = sum(1 for each in gc.get_objects() if issubclass(type(each), nn.Module))
     for _ in range(1000 if make is Net else 50):
         n = 0.5 * n + 1
-    assert parameters_alive() <= before + count
+    assert count_parameters() <= before + count
     assert sum(1 for each in gc.get_objects() if issubclass(type(each), nn.Module)) <= modules + 4
     del n
-    assert parameters_alive() <= before
+    assert count_parameters() <= before
 
 
-def test_a_dropped_particle_is_freed_at_once(uncollected):
+def test_a_dropped_particle_is_freed_at_once(without_gc):
     net = Net()
-    made = (
+    results = (
         net + net,
         2 * net,
         net.clone(),
@@ -76,19 +68,19 @@ def test_a_dropped_particle_is_freed_at_once(uncollected):
         net.product().module(),
         ParticleModule(net + 1),
     )
-    for each in made:
+    for each in results:
         list(each.parameters())
         each + each
-    gone = [weakref.ref(m) for each in made for m in each.modules()]
-    del made, each
-    assert all(ref() is None for ref in gone)
+    references = [weakref.ref(m) for each in results for m in each.modules()]
+    del results, each
+    assert all(ref() is None for ref in references)
     inner = [weakref.ref(m) for m in net.modules()]
     del net
     assert all(ref() is None for ref in inner)
 
 
-@pytest.mark.parametrize("run", [lambda fn: fn(), lambda fn: torch._dynamo.run(fn)()], ids=["plainly", "watched"])
-def test_only_temporary_operands_are_written_over(run):
+@pytest.mark.parametrize("run", [lambda fn: fn(), lambda fn: torch._dynamo.run(fn)()], ids=["eager", "dynamo"])
+def test_only_temporary_operands_are_overwritten(run):
     def work():
         net, other = Large(), Large()
         named = other * 1 + 0
@@ -96,116 +88,116 @@ def test_only_temporary_operands_are_written_over(run):
         for _ in range(3):
             net + named, net - named, net * named
         assert torch.equal(vector(named, copy=False), values)
-        held = [other * 1 + 0]
-        net + held[0]
-        assert torch.equal(vector(held[0], copy=False), values)
+        operands = [other * 1 + 0]
+        net + operands[0]
+        assert torch.equal(vector(operands[0], copy=False), values)
 
     run(work)
 
 
-def size_of(value):
+def count_saved_bytes(value):
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.tell()
 
 
-def test_saving_a_part_writes_that_part():
-    for made in (Large() + 1, Large().clone(), 2 * Large()):
-        assert size_of(made.head.state_dict()) < 5_000
-        assert size_of(made.head) < 10_000
-        assert len(pickle.dumps(made.head.weight)) < 2_000
-        assert size_of(made.state_dict()) > 600_000
-        assert made.head.weight.untyped_storage().nbytes() == 32
+def test_saving_a_child_writes_only_its_tensors():
+    for result in (Large() + 1, Large().clone(), 2 * Large()):
+        assert count_saved_bytes(result.head.state_dict()) < 5_000
+        assert count_saved_bytes(result.head) < 10_000
+        assert len(pickle.dumps(result.head.weight)) < 2_000
+        assert count_saved_bytes(result.state_dict()) > 600_000
+        assert result.head.weight.untyped_storage().nbytes() == 32
 
 
-def test_parameters_of_a_result_have_versions_of_their_own():
-    made = Net() + 1
-    y = (made.l1.weight**2).sum()
+def test_parameters_of_a_result_have_separate_version_counters():
+    result = Net() + 1
+    y = (result.l1.weight**2).sum()
     with torch.no_grad():
-        made.head.weight.mul_(2)
+        result.head.weight.mul_(2)
     y.backward()
-    assert made.l1.weight.grad is not None
+    assert result.l1.weight.grad is not None
 
 
-def test_inference_mode_gives_parameters_that_can_be_trained():
+def test_results_of_inference_mode_can_be_trained():
     net = Net()
     with torch.inference_mode():
-        made = 0.5 * net + 1
+        combined = 0.5 * net + 1
         drawn = net.randn()
         moved = net.clone()
         moved += 1
-    for each in (made, drawn, moved):
+    for each in (combined, drawn, moved):
         assert not each.l1.weight.is_inference()
         each(torch.ones(1, 3)).sum().backward()
 
 
-def test_a_shell_can_be_built_anywhere():
-    made = Net() + 1
+def test_an_unevaluated_result_is_evaluated_inside_transforms_and_modes():
+    result = Net() + 1
     with torch.inference_mode():
-        assert not made.l1.weight.is_inference()
-    made = Net() + 1
+        assert not result.l1.weight.is_inference()
+    result = Net() + 1
     x = torch.randn(5, 3)
-    assert vmap(lambda row: made(row))(x).shape == (5, 2)
-    assert type(made.l1.weight) is nn.Parameter
+    assert vmap(lambda row: result(row))(x).shape == (5, 2)
+    assert type(result.l1.weight) is nn.Parameter
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    made = Net() + 1
+    result = Net() + 1
     with FakeTensorMode(allow_non_fake_inputs=True):
-        list(made.parameters())
-    assert type(made.l1.weight) is nn.Parameter
-    assert made(x).shape == (5, 2)
+        list(result.parameters())
+    assert type(result.l1.weight) is nn.Parameter
+    assert result(x).shape == (5, 2)
 
 
-def test_a_part_that_was_looked_into_is_part_of_the_model():
+def test_a_child_that_was_read_stays_the_child_of_the_result():
     a, b = Net(), Net()
-    made = a + b
-    part = made.l1
-    assert part is made.l1
-    assert made._modules["l1"] is part
-    assert made.l1 is part
-    torch.testing.assert_close(made.head.weight, a.head.weight + b.head.weight)
-    assert [name for name, _ in made.named_parameters()] == [name for name, _ in a.named_parameters()]
-    assert all(type(p) is nn.Parameter and p.requires_grad for p in made.parameters())
+    result = a + b
+    part = result.l1
+    assert part is result.l1
+    assert result._modules["l1"] is part
+    assert result.l1 is part
+    torch.testing.assert_close(result.head.weight, a.head.weight + b.head.weight)
+    assert [name for name, _ in result.named_parameters()] == [name for name, _ in a.named_parameters()]
+    assert all(type(p) is nn.Parameter and p.requires_grad for p in result.parameters())
 
 
-@pytest.mark.parametrize("act", [lambda made, net: made + net, lambda made, net: 0.5 * made + net])
-def test_what_was_done_to_a_part_counts_in_the_next_operation(act):
+@pytest.mark.parametrize("act", [lambda combined, net: combined + net, lambda combined, net: 0.5 * combined + net])
+def test_changes_of_a_child_are_in_the_next_operation(act):
     a, b = Net(), Net()
-    made = a + b
-    made.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
+    combined = a + b
+    combined.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
     with torch.no_grad():
-        made.l1.bias.fill_(3.0)
-    kept = made.l1.bias
-    result = act(made, 0 * a)
+        combined.l1.bias.fill_(3.0)
+    bias = combined.l1.bias
+    result = act(combined, 0 * a)
     factor = 1.0 if act(1.0, 0.0) == 1.0 else 0.5
     assert torch.equal(result.l1.weight, torch.full((4, 3), 7.0 * factor))
     assert torch.equal(result.l1.bias, torch.full((4,), 3.0 * factor))
-    assert torch.equal(kept, torch.full((4,), 3.0))
+    assert torch.equal(bias, torch.full((4,), 3.0))
 
 
-def test_a_part_of_a_nameless_result_is_not_written_over():
-    a, b, parts = Net(), Net(), []
+def test_a_temporary_operand_whose_parameter_is_referenced_is_not_overwritten():
+    a, b, weights = Net(), Net(), []
 
-    def look(made):
-        parts.append(made.l1.weight)
-        return made
+    def record(result):
+        weights.append(result.l1.weight)
+        return result
 
     expected = a.l1.weight + b.l1.weight
-    _ = a + look(a + b)
-    torch.testing.assert_close(parts[0], expected)
+    _ = a + record(a + b)
+    torch.testing.assert_close(weights[0], expected)
 
 
-def test_an_edit_of_a_part_reaches_relatives():
+def test_relatives_follow_an_edit_of_a_child_of_a_result():
     a = Net()
-    made = a + a
-    part = made.l1
+    result = a + a
+    part = result.l1
     part.register_parameter("scale", nn.Parameter(torch.ones(2)))
     a.touch()
     assert torch.equal(a.l1.scale, torch.ones(2))
-    assert made.l1 is part
+    assert result.l1 is part
 
 
-def test_parts_that_share_a_module_or_refer_to_others():
+def test_shared_children_and_references_between_children_are_kept_in_a_result():
     class Shared(NytoModule):
         def __init__(self):
             super().__init__()
@@ -214,34 +206,34 @@ def test_parts_that_share_a_module_or_refer_to_others():
             self.z = nn.Linear(2, 2)
             self.z.friends = [self.x]
 
-    made = Shared() * 2
-    assert made.x[0] is made.y[0]
-    assert made.z.friends[0] is made.x
-    made = Shared() * 2
-    assert made.z.friends[0] is made.x
+    result = Shared() * 2
+    assert result.x[0] is result.y[0]
+    assert result.z.friends[0] is result.x
+    result = Shared() * 2
+    assert result.z.friends[0] is result.x
 
 
-def test_a_copy_of_a_result_that_was_looked_into_in_part():
+def test_a_partly_evaluated_result_is_copied_with_its_changes():
     class Copying(Net):
         def __deepcopy__(self, memo):
             twin = object.__new__(type(self))
-            twin.__dict__.update({key: copy.deepcopy(held, memo) for key, held in self.__dict__.items()})
+            twin.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
             return twin
 
-    made = Copying() * 2
-    made.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
-    twin = copy.deepcopy(made)
+    result = Copying() * 2
+    result.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
+    twin = copy.deepcopy(result)
     assert torch.equal(twin.l1.weight, torch.full((4, 3), 7.0))
-    assert twin.l1 is not made.l1
-    torch.testing.assert_close(dict(twin.named_parameters()), dict(made.named_parameters()))
+    assert twin.l1 is not result.l1
+    torch.testing.assert_close(dict(twin.named_parameters()), dict(result.named_parameters()))
 
 
 def test_vmap_over_a_factor():
     net = Net()
     x, factors = torch.randn(3), torch.tensor([0.5, 2.0])
-    got = vmap(lambda s: (net * s)(x))(factors)
+    result = vmap(lambda s: (net * s)(x))(factors)
     expected = torch.stack([(net * s.item())(x) for s in factors])
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_gradients_reach_merge_coefficients():
@@ -251,11 +243,12 @@ def test_gradients_reach_merge_coefficients():
         merged = a + weights[0] * (b - a) + weights[1] * (c - a)
     x = torch.randn(4, 3)
     merged(x).sum().backward()
-    params = dict(a.named_parameters())
-    there, far = dict(b.named_parameters()), dict(c.named_parameters())
+    params_a = dict(a.named_parameters())
+    params_b, params_c = dict(b.named_parameters()), dict(c.named_parameters())
     twin = weights.detach().clone().requires_grad_()
     combined = {
-        n: p.detach() + twin[0] * (there[n] - p).detach() + twin[1] * (far[n] - p).detach() for n, p in params.items()
+        n: p.detach() + twin[0] * (params_b[n] - p).detach() + twin[1] * (params_c[n] - p).detach()
+        for n, p in params_a.items()
     }
     functional_call(a, combined, (x,)).sum().backward()
     torch.testing.assert_close(weights.grad, twin.grad)
@@ -267,9 +260,9 @@ def test_compiled_forwards_of_particles():
     net = Net()
     x = torch.randn(2, 3)
     for i in range(3):
-        made = net + i
-        list(made.parameters())
-        torch.testing.assert_close(forward(made, x), made(x))
+        result = net + i
+        list(result.parameters())
+        torch.testing.assert_close(forward(result, x), result(x))
 
 
 WORKER = """
@@ -286,8 +279,8 @@ def work(net):
 """
 
 
-def test_a_particle_comes_back_from_a_worker_and_combines(tmp_path, monkeypatch):
-    # In a module of its own: a worker finds "tests" on its path, and packages that install one of that name hide ours.
+def test_a_particle_returned_by_a_worker_combines_with_its_relatives(tmp_path, monkeypatch):
+    # In a separate module, because an installed package called "tests" could hide this one in the worker.
     (tmp_path / "particle_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
     worker = importlib.import_module("particle_worker")
@@ -295,73 +288,73 @@ def test_a_particle_comes_back_from_a_worker_and_combines(tmp_path, monkeypatch)
     twin = net + 1
     with mp.get_context("spawn").Pool(1) as pool:
         returned = pool.apply_async(worker.work, (net,)).get(timeout=600)
-        made = returned + twin
-        assert torch.equal(made.l1.weight, 2 * net.l1.weight + twin.l1.weight)
+        total = returned + twin
+        assert torch.equal(total.l1.weight, 2 * net.l1.weight + twin.l1.weight)
         assert returned._version_kernel is net._version_kernel
 
 
-def test_plain_torch_around_it(tmp_path):
+def test_results_work_with_save_swap_share_memory_and_half(tmp_path):
     net = Net()
-    made = 0.5 * net + 0.5 * net.clone()
-    torch.save(made, tmp_path / "m.pt")
+    result = 0.5 * net + 0.5 * net.clone()
+    torch.save(result, tmp_path / "m.pt")
     loaded = torch.load(tmp_path / "m.pt", weights_only=False)
-    assert torch.equal(vector(loaded + net), vector(made + net))
+    assert torch.equal(vector(loaded + net), vector(result + net))
     other = Net()
-    other.load_state_dict(torch.load(_saved(made, tmp_path), weights_only=True))
-    assert norm(other - made).item() == 0
-    torch.utils.swap_tensors(made.l1.weight, nn.Parameter(torch.zeros(4, 3)))
-    assert not (2 * made).l1.weight.any()
-    made.share_memory()
-    assert torch.equal((made + 0).head.weight, made.head.weight)
-    made.requires_grad_(False)
-    assert not any(p.requires_grad for p in (made * 2).parameters())
-    made.half()
-    assert (made + made).l1.weight.dtype == torch.float16
-    assert vars(copy.copy(made))["_modules"] is made._modules
+    other.load_state_dict(torch.load(save_state(result, tmp_path), weights_only=True))
+    assert norm(other - result).item() == 0
+    torch.utils.swap_tensors(result.l1.weight, nn.Parameter(torch.zeros(4, 3)))
+    assert not (2 * result).l1.weight.any()
+    result.share_memory()
+    assert torch.equal((result + 0).head.weight, result.head.weight)
+    result.requires_grad_(False)
+    assert not any(p.requires_grad for p in (result * 2).parameters())
+    result.half()
+    assert (result + result).l1.weight.dtype == torch.float16
+    assert vars(copy.copy(result))["_modules"] is result._modules
     assert "l1" in dir(net + 1)
     assert "Linear" in repr(net + 1)
 
 
-def _saved(net, tmp_path):
+def save_state(net, tmp_path):
     torch.save(net.state_dict(), tmp_path / "s.pt")
     return tmp_path / "s.pt"
 
 
-def test_class_attributes_and_modes_of_a_shell():
+def test_results_have_the_attributes_and_the_mode_of_the_operand():
     class Scaled(Net):
         scale = 2.0
 
     net = Scaled()
     net.scale = 3.0
     net.eval()
-    made = net + 1
-    assert made.scale == 3.0
-    assert made.training is False
+    result = net + 1
+    assert result.scale == 3.0
+    assert result.training is False
     net.train()
-    made = net + 1
-    made.scale = 4.0
+    result = net + 1
+    result.scale = 4.0
     assert net.scale == 3.0
     net.note = ["mutable"]
     net.array = np.zeros(2)
-    made = net + 1
-    assert made.note is net.note
-    assert made.array is net.array
+    result = net + 1
+    assert result.note is net.note
+    assert result.array is net.array
 
 
-def test_attributes_are_those_of_the_moment_of_the_operation():
+def test_results_have_the_attributes_at_the_time_of_the_operation():
     net = Net()
     net + 1
-    made = net + 1
+    result = net + 1
     net.l1.extra = "later"
     net.eval()
-    assert made.training
-    assert not hasattr(made.l1, "extra")
+    assert result.training
+    assert not hasattr(result.l1, "extra")
     assert (net + 1).l1.extra == "later"
     net.l1.register_forward_hook(lambda *_: None)
     assert len((net + 1).l1._forward_hooks) == 1
 
 
-def test_changes_of_every_kind_are_seen_by_the_short_way():
+def test_cached_operations_notice_every_kind_of_change():
     net, other = Net(), Net()
     for change in (
         lambda: None,
@@ -375,17 +368,17 @@ def test_changes_of_every_kind_are_seen_by_the_short_way():
         lambda: net.l1.__dict__.update(copy.deepcopy(net.l1).__dict__),
         lambda: setattr(net.l1.weight, "data", net.l1.weight.data.clone().t().contiguous().t()),
     ):
-        net + other, other + net, 2.0 * net  # warm
+        net + other, other + net, 2.0 * net  # fill the caches
         change()
         expected = {n: (p + dict(other.named_parameters())[n]).detach() for n, p in net.named_parameters()}
-        for made in (net + other, other + net):
-            for n, p in made.named_parameters():
+        for result in (net + other, other + net):
+            for n, p in result.named_parameters():
                 assert torch.equal(p, expected[n]), n
         assert torch.equal((2.0 * net).l1.weight, 2 * net.l1.weight)
         assert (net + other).l1.weight.requires_grad == net.l1.weight.requires_grad
 
 
-def test_deferred_factors_do_not_alias():
+def test_deferred_factors_share_no_values_with_their_operand():
     net = Net()
     x = net + 0
     y = 3 * x
@@ -401,7 +394,7 @@ def test_deferred_factors_do_not_alias():
     assert torch.equal((z / (0.5 * y)).l1.bias, torch.full((4,), -1.0))
 
 
-def test_errors_name_the_difference():
+def test_structure_errors_name_the_difference():
     a = Net()
     b = Net()
     b.head = nn.Linear(4, 3)
@@ -430,7 +423,7 @@ def test_errors_name_the_difference():
     assert issubclass(StructureError, AssertionError)
 
 
-def test_random_particles_are_reproducible():
+def test_random_particles_follow_the_seed():
     net = Net()
     torch.manual_seed(5)
     one = net.rand()
@@ -442,7 +435,7 @@ def test_random_particles_are_reproducible():
     assert float(norm(particles.rand(net, 0.0))) == 0
 
 
-def test_only_values_without_a_name_are_written_over():
+def test_operands_that_anything_refers_to_are_not_overwritten():
     class Wide(NytoModule):
         def __init__(self):
             super().__init__()
@@ -476,11 +469,11 @@ def test_only_values_without_a_name_are_written_over():
         lambda: [a + each for each in cell],
     ):
         act()
-        for held in (t, cell[0], holder["x"]):
-            assert torch.equal(vector(held + 0), values)
+        for operand in (t, cell[0], holder["x"]):
+            assert torch.equal(vector(operand + 0), values)
 
 
-def test_new_children_of_either_operand_are_seen_by_the_short_way():
+def test_cached_operations_notice_new_children_of_either_operand():
     for side in (0, 1):
         nets = [Net(), Net()]
         nets[0] + nets[1], nets[1] + nets[0]
@@ -494,8 +487,8 @@ def test_new_children_of_either_operand_are_seen_by_the_short_way():
             nets[0] + nets[1]
 
 
-def test_the_short_way_equals_the_long_way_through_random_changes():
-    """Random changes between operations; the long way, on a deep copy that nothing is known about, is the reference."""
+def test_cached_operations_equal_uncached_ones_through_random_changes():
+    """The reference for each operation is the same operation on deep copies, for which nothing is cached."""
     generator = np.random.default_rng(0)
     nets = [adopt(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))) for _ in range(3)]
 
@@ -524,23 +517,23 @@ def test_the_short_way_equals_the_long_way_through_random_changes():
         i, j = generator.integers(len(nets), size=2)
         mutate(nets[generator.integers(len(nets))])
         fresh = [copy.deepcopy(nets[i]), copy.deepcopy(nets[j])]
-        for made, expected in (
+        for result, expected in (
             (nets[i] + nets[j], fresh[0] + fresh[1]),
             (nets[i] - 0.5 * nets[j], fresh[0] - 0.5 * fresh[1]),
         ):
-            assert repr(made) == repr(expected)
-            for x, y in zip(made.parameters(), expected.parameters(), strict=True):
+            assert repr(result) == repr(expected)
+            for x, y in zip(result.parameters(), expected.parameters(), strict=True):
                 assert torch.equal(x, y)
                 assert x.requires_grad == y.requires_grad
-            assert [m.training for m in made.modules()] == [m.training for m in expected.modules()]
-            assert [getattr(m, "note", None) for m in made.modules()] == [
+            assert [m.training for m in result.modules()] == [m.training for m in expected.modules()]
+            assert [getattr(m, "note", None) for m in result.modules()] == [
                 getattr(m, "note", None) for m in expected.modules()
             ]
         if generator.integers(10) == 0:
             nets[i] = nets[i] + nets[j] * 0.1
 
 
-def test_many_small_parameters_that_move_are_seen():
+def test_cached_operations_notice_replaced_data_among_many_parameters():
     a, b = (adopt(nn.ParameterList([torch.randn(4) for _ in range(40)])) for _ in range(2))
     a + b
     for _ in range(3):
@@ -559,9 +552,9 @@ def test_threads_may_combine_one_model():
 
     def work():
         for _ in range(50):
-            made = net + 0.5 * (net - net)
-            if not torch.equal(made[0].weight, net[0].weight):
-                failed.append(made)
+            result = net + 0.5 * (net - net)
+            if not torch.equal(result[0].weight, net[0].weight):
+                failed.append(result)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for each in threads:
@@ -584,15 +577,15 @@ def test_labelled_tensors_follow_edits():
     assert not hasattr(twin.touch(), "gain")
 
 
-def test_an_empty_model_is_a_value_too():
+def test_a_model_without_parameters_has_arithmetic():
     net = NytoModule()
-    made = net + 2 * net
-    assert norm(made).item() == 0
-    assert vector(made).shape == (0,)
-    assert made._version_kernel is net._version_kernel
+    result = net + 2 * net
+    assert norm(result).item() == 0
+    assert vector(result).shape == (0,)
+    assert result._version_kernel is net._version_kernel
 
 
-def test_large_results_inside_a_transform_are_let_go_of():
+def test_large_operations_inside_vmap_are_correct():
     net = Large()
     out = vmap(lambda s: (s * net + net).head.bias)(torch.tensor([1.0, 2.0]))
     assert torch.equal(out, torch.stack([2 * net.head.bias, 3 * net.head.bias]))

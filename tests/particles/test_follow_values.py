@@ -1,4 +1,4 @@
-"""Relatives that follow an edit which only changes sizes keep their own values; they receive what is new."""
+"""Values of relatives that follow an edit: after a change of sizes they keep their own values and receive only new entries."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def make_pair():
     return net, teacher
 
 
-def test_a_wider_layer_keeps_what_a_relative_has_learnt():
+def test_a_relative_keeps_its_values_in_a_wider_layer():
     net, teacher = make_pair()
     net.body = nn.Linear(4, 6)
     teacher.touch()
@@ -46,11 +46,11 @@ def test_a_wider_layer_keeps_what_a_relative_has_learnt():
     assert torch.equal(teacher.body.bias, torch.cat([torch.full((4,), 7.0), net.body.bias[4:]]))
     assert teacher.body.out_features == 6
     assert teacher.body.weight.requires_grad
-    # The relative that was edited has what was assigned.
+    # The edited model has exactly what was assigned.
     assert not (net.body.weight == 7).any()
 
 
-def test_tensors_of_equal_shape_in_a_resized_layer_stay_too():
+def test_tensors_of_equal_shape_in_a_resized_layer_keep_their_values():
     net, teacher = make_pair()
     net.body = nn.Linear(6, 4)
     teacher.touch()
@@ -59,7 +59,7 @@ def test_tensors_of_equal_shape_in_a_resized_layer_stay_too():
     assert (teacher.body.weight[:, :4] == 7).all()
 
 
-def test_buffers_of_a_resized_layer_stay_and_grow():
+def test_buffers_of_a_resized_layer_keep_their_values():
     net, teacher = make_pair()
     net.norm = nn.BatchNorm1d(6)
     teacher.touch()
@@ -71,7 +71,7 @@ def test_buffers_of_a_resized_layer_stay_and_grow():
     assert teacher.touch().seen.tolist() == [5, 5, 0]
 
 
-def test_layers_inside_plain_modules_and_adopted_ones():
+def test_layers_in_containers_and_adopted_models_keep_their_values():
     net, teacher = make_pair()
     net.head[0] = nn.Linear(4, 3)
     teacher.touch()
@@ -86,7 +86,7 @@ def test_layers_inside_plain_modules_and_adopted_ones():
     assert torch.equal(other[1].weight[..., 3:], plain[1].weight[..., 3:])
 
 
-def test_a_parameter_of_its_own():
+def test_a_resized_parameter_keeps_its_values():
     net, teacher = make_pair()
     net.w = nn.Parameter(torch.ones(5))
     assert teacher.touch().w.tolist() == [7, 7, 7, 1, 1]
@@ -106,7 +106,7 @@ def test_a_parameter_of_its_own():
     ],
     ids=["equal", "parameter", "axes", "kind", "class", "name"],
 )
-def test_what_else_is_assigned_is_received_as_the_seed_says(assign):
+def test_assignments_that_are_no_resizes_are_received_as_they_are(assign):
     net, teacher = make_pair()
     before = set(net.state_dict())
     values = {name: value.clone() for name, value in net.state_dict().items()}
@@ -122,18 +122,18 @@ def test_what_else_is_assigned_is_received_as_the_seed_says(assign):
         assert torch.equal(teacher.state_dict()[name], net.state_dict()[name]), name
 
 
-def test_labelled_tensors_overlap_by_label():
+def test_resized_labelled_tensors_keep_values_by_label():
     net, teacher = make_pair()
     net.gain = mo.tensor([10.0, 20.0, 30.0, 40.0], c=["x", "b", "r", "y"]).attach()
     teacher.touch()
     assert {c: teacher.gain.sel(c=c).item() for c in "xbry"} == {"x": 10, "b": 7, "r": 7, "y": 40}
-    # Other labels of the same number are other sizes of what both have.
+    # Other labels of the same number count as a resize too.
     net.gain = mo.tensor([1.0, 2.0, 3.0, 4.0], c=["r", "new", "b", "x"]).attach()
     teacher.touch()
     assert {c: teacher.gain.sel(c=c).item() for c in ("r", "new", "b", "x")} == {"r": 7, "new": 2, "b": 7, "x": 10}
 
 
-def test_axes_in_another_order_are_found_by_name():
+def test_axes_in_another_order_are_matched_by_name():
     net = mo.Module()
     net.w = mo.tensor(torch.zeros(2, 2), row=["a", "b"], col=["x", "y"]).attach()
     twin = 0 * net + 7
@@ -143,7 +143,7 @@ def test_axes_in_another_order_are_found_by_name():
     assert all(twin.w.sel(col=c, row=r).item() == 7 for c in "xy" for r in "ab")
 
 
-def test_the_way_is_said_at_touch_by_the_class_or_by_a_module():
+def test_on_follow_is_set_by_touch_the_class_or_a_module():
     net, teacher = make_pair()
     net.body = nn.Linear(4, 6)
     with pytest.raises(ValueError, match="on_follow is 'kep'; choose 'keep'"):
@@ -170,7 +170,7 @@ def test_the_way_is_said_at_touch_by_the_class_or_by_a_module():
     assert teacher.w.tolist() == [7, 7, 7, 0]
 
 
-def test_a_wrong_way_of_a_module_leaves_the_particle_as_it_was():
+def test_an_invalid_on_follow_raises_and_changes_nothing():
     net, teacher = make_pair()
     teacher.on_follow = "average"
     net.body = nn.Linear(4, 6)
@@ -181,7 +181,7 @@ def test_a_wrong_way_of_a_module_leaves_the_particle_as_it_was():
     assert (teacher.touch().body.weight[:4] == 7).all()
 
 
-def test_a_child_may_be_called_as_the_attribute_is():
+def test_a_child_may_be_called_on_follow():
     net = mo.Module()
     net.w = nn.Parameter(torch.zeros(2))
     net.on_follow = nn.Linear(2, 2)
@@ -190,15 +190,15 @@ def test_a_child_may_be_called_as_the_attribute_is():
     assert twin.touch().w.tolist() == [7, 7, 0]
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), lambda net: net + 0])
-def test_copies_follow_alike(way):
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), lambda net: net + 0])
+def test_copies_keep_their_values_too(duplicate):
     _, teacher = make_pair()
-    other, net = way(teacher), teacher.clone()
+    other, net = duplicate(teacher), teacher.clone()
     net.body = nn.Linear(4, 6)
     assert (other.touch().body.weight[:4] == 7).all()
 
 
-def test_an_operation_brings_both_sides_up_with_their_own_values():
+def test_operations_update_both_operands_with_their_own_values():
     net, teacher = make_pair()
     net.w = nn.Parameter(torch.ones(4))
     assert (net + teacher).w.tolist() == [8, 8, 8, 2]
@@ -209,7 +209,7 @@ def test_an_operation_brings_both_sides_up_with_their_own_values():
     assert average.w.tolist() == [2, 2, 2, 2, 3]
 
 
-def test_ties_dtypes_and_frozen_parameters_stay_what_the_edit_says():
+def test_ties_dtypes_and_frozen_parameters_survive_a_resize():
     net = NytoModule()
     net.a = nn.Linear(2, 2)
     net.b = net.a
@@ -231,7 +231,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=8)
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, st.booleans(), st.integers(0, 2**31))
-def test_a_relative_that_sleeps_has_the_values_of_one_that_follows_each_edit(sizes, labelled, seed):
+def test_a_late_relative_has_the_values_of_one_that_follows_each_edit(sizes, labelled, seed):
     rng = random.Random(seed)
     net = mo.Module()
 
@@ -243,20 +243,20 @@ def test_a_relative_that_sleeps_has_the_values_of_one_that_follows_each_edit(siz
             net.w = nn.Parameter(tensor)
 
     assign(3, 0)
-    awake, asleep = (0 * net + 7 for _ in range(2))
+    eager, late = (0 * net + 7 for _ in range(2))
     copying = net.clone()
     copying.on_follow = "copy"
-    for place, size in enumerate(sizes):
-        assign(size, 10 * (place + 1))
-        awake.touch()
-    assert torch.equal(next(asleep.touch().parameters()), next(awake.parameters()))
+    for position, size in enumerate(sizes):
+        assign(size, 10 * (position + 1))
+        eager.touch()
+    assert torch.equal(next(late.touch().parameters()), next(eager.parameters()))
     assert torch.equal(next(copying.touch().parameters()), next(net.parameters()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_overlaps_compose(data):
-    """Copying through a middle tensor gives what copying by the composed overlap gives."""
+def test_composed_overlaps_equal_two_in_a_row(data):
+    """Copying through a middle tensor equals copying by the composed overlap."""
     letters = "abcdef"
     shapes = [data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(3)]
     labels = data.draw(st.booleans())

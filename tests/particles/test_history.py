@@ -1,4 +1,4 @@
-"""The history of a species as a value, and the name by which a particle has it."""
+"""The history of a species: its value, and the attribute `history` of a particle."""
 
 import time
 
@@ -42,14 +42,14 @@ def test_relatives_have_one_history():
     net = Net()
     twin = net.clone()
     net.extra = nn.Parameter(torch.zeros(1))
-    # It does not follow by looking.
+    # Reading the history does not make the relative follow.
     assert twin.history == net.history != ()
     assert not hasattr(twin, "extra")
     assert (2 * net).history == net.history
     assert net.body.weight.shape == (3, 3)
 
 
-def test_events_are_equal_that_say_the_same():
+def test_events_with_equal_sentences_are_equal():
     event = Event(1, "'w' was deleted", frozenset(), frozenset({"w"}))
     later = event._replace(when=3.0, where=("w",))
     assert event == later
@@ -64,7 +64,7 @@ def test_events_are_equal_that_say_the_same():
     [nn.Linear(2, 2), nn.Parameter(torch.zeros(2)), [], "text", mo.tensor([1.0], c=["r"]), nn.Buffer(torch.zeros(1))],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_program_calls_history_has_the_name(value):
+def test_an_attribute_called_history_takes_precedence(value):
     class Own(mo.Module):
         def __init__(self):
             super().__init__()
@@ -82,7 +82,7 @@ def test_what_a_program_calls_history_has_the_name(value):
     assert isinstance(net.history, EditHistory)
 
 
-def test_classes_that_have_a_history_of_their_own():
+def test_a_method_or_property_called_history_takes_precedence():
     class Recorder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -102,7 +102,7 @@ def test_classes_that_have_a_history_of_their_own():
     assert isinstance(adopt(nn.Linear(2, 1)).history, EditHistory)
 
 
-def test_registering_under_the_name():
+def test_buffers_parameters_and_modules_may_be_called_history():
     net = Net()
     net.register_buffer("history", torch.zeros(2))
     assert net.history.shape == (2,)

@@ -1,4 +1,4 @@
-"""Edits that nobody has to follow one by one are joined: a relative that was not used keeps the last values, not all."""
+"""Joined edits: versions that no particle is at are merged, so that a late relative stores the last values instead of all."""
 
 import copy
 import gc
@@ -18,21 +18,21 @@ from moduli.particles._record import record_of
 
 
 def edits_from(module):
-    """The edits from the version of a particle to the newest."""
-    found, version = [], record_of(module).version
+    """Return the edits from the version of a particle to the newest."""
+    edits, version = [], record_of(module).version
     while version.next_version is not None:
-        found.append(version.particle_updater)
+        edits.append(version.particle_updater)
         version = version.next_version
-    return found
+    return edits
 
 
-def alive(references):
+def count_alive(references):
     gc.collect()
     return sum(reference() is not None for reference in references)
 
 
 def refer_to_values(edits, references):
-    """Weak references to the values of edits, and those of before that still refer to something, once each."""
+    """Return weak references to the values of edits and those of `references` that are alive, without repeats."""
     values = [value for edit in edits for value in (*edit.add_params.values(), *edit.buffers.values())]
     every = [*references, *map(weakref.ref, values)]
     return list({id(reference()): reference for reference in every if reference() is not None}.values())
@@ -61,7 +61,7 @@ def replace_buffer(net, k):
 
 
 def replace_labelled(net, k):
-    # In another order every time: the same axes would be an update of the values, which is no edit.
+    # The order alternates, because an assignment with the same axes only writes values, which is no edit.
     net.gain = mo.tensor([float(k), 2.0], c=["r", "g"] if k % 2 else ["g", "r"]).attach()
 
 
@@ -74,27 +74,27 @@ def replace_inner(net, k):
     [replace_layer, replace_parameter, replace_buffer, replace_labelled, replace_inner],
     ids=lambda f: f.__name__,
 )
-def test_many_assignments_of_one_name_keep_few_values(edit):
+def test_many_assignments_of_one_name_store_few_values(edit):
     net = Net()
-    rel = net.clone()
-    assert torch.equal(rel.w, net.w)
+    relative = net.clone()
+    assert torch.equal(relative.w, net.w)
     references, most = [], 0
     for k in range(60):
         edit(net, k)
-        net.clone()  # notices what a plain child was assigned
-        references = refer_to_values(edits_from(rel), references)
-        most = max(most, len(edits_from(rel)))
+        net.clone()  # detects the assignment in a plain child
+        references = refer_to_values(edits_from(relative), references)
+        most = max(most, len(edits_from(relative)))
     assert most <= 3
     per_edit = 2 if edit in (replace_layer, replace_inner) else 1
-    assert 0 < alive(references) <= 3 * per_edit
+    assert 0 < count_alive(references) <= 3 * per_edit
     assert len(history(net)) == 60
-    rel.touch()
-    assert alive(references) == 0
-    same(rel, net)
+    relative.touch()
+    assert count_alive(references) == 0
+    assert_same(relative, net)
 
 
-def same(left, right):
-    """Whether two models have the same structure, ties and values of what edits brought."""
+def assert_same(left, right):
+    """Check that two models have the same structure, ties and values, and share no parameter."""
     names = [name for name, _ in left.named_modules(remove_duplicate=False)]
     assert names == [name for name, _ in right.named_modules(remove_duplicate=False)]
     a, b = left.state_dict(), right.state_dict()
@@ -130,61 +130,61 @@ def edit_at_random(net, rng, k):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_relative_that_sleeps_ends_where_one_that_follows_each_edit_does(seed):
+def test_a_late_relative_equals_one_that_follows_each_edit(seed):
     rng = random.Random(seed)
     net = Net()
-    awake, asleep, dozing = (net.clone() for _ in range(3))
+    eager, late, occasional = (net.clone() for _ in range(3))
     others = []
-    for each in (awake, asleep, dozing):
+    for each in (eager, late, occasional):
         each.w.data.copy_(net.w)
     for k in range(40):
         edit_at_random(net, rng, k)
-        awake.touch()
+        eager.touch()
         if rng.random() < 0.2:
-            dozing.touch()
+            occasional.touch()
         if rng.random() < 0.15:
-            others.append(awake.clone())  # begins at a version in the middle
+            others.append(eager.clone())  # starts at an intermediate version
             _ = others[-1].w
         if rng.random() < 0.1 and others:
             others.pop()
-    for each in (*others, asleep, dozing):
+    for each in (*others, late, occasional):
         each.touch()
-        same(each, awake)
-        assert (each + awake).state_dict().keys() == awake.state_dict().keys()
-    assert len(edits_from(asleep)) == 0
+        assert_same(each, eager)
+        assert (each + eager).state_dict().keys() == eager.state_dict().keys()
+    assert len(edits_from(late)) == 0
 
 
-def test_versions_that_something_is_at_are_kept_as_they_are():
+def test_referenced_versions_are_not_joined():
     net = Net()
-    rel = net.clone()
-    _ = rel.w
-    kept = []
+    relative = net.clone()
+    _ = relative.w
+    versions = []
     for k in range(6):
         replace_layer(net, k)
-        kept.append(net._version_kernel)
-    assert len(edits_from(rel)) == 6
-    assert all(one.next_version is two for one, two in pairwise(kept))
-    # When they are let go, the next edits join them.
-    kept.clear()
+        versions.append(net._version_kernel)
+    assert len(edits_from(relative)) == 6
+    assert all(one.next_version is two for one, two in pairwise(versions))
+    # When nothing refers to them any more, the next edits join them.
+    versions.clear()
     for k in range(2):
         replace_layer(net, k)
-    assert len(edits_from(rel)) <= 3
-    rel.touch()
-    assert torch.equal(rel.body.weight, net.body.weight)
+    assert len(edits_from(relative)) <= 3
+    relative.touch()
+    assert torch.equal(relative.body.weight, net.body.weight)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.dumps(net)], ids=["copy", "pickle"])
-def test_copies_of_versions_in_the_middle_follow(way):
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.dumps(net)], ids=["copy", "pickle"])
+def test_copies_of_intermediate_versions_follow(duplicate):
     net = Net()
-    rel = net.clone()
-    _ = rel.w
+    relative = net.clone()
+    _ = relative.w
     replace_layer(net, 0)
-    kept = way(net)
+    duplicated = duplicate(net)
     for k in range(5):
         replace_layer(net, k)
         replace_parameter(net, k)
-    back = pickle.loads(kept) if isinstance(kept, bytes) else kept
-    for each in (back, rel):
+    restored = pickle.loads(duplicated) if isinstance(duplicated, bytes) else duplicated
+    for each in (restored, relative):
         assert not torch.equal(each.w, net.w)
         each.touch()
         assert torch.equal(each.w, net.w)
@@ -198,45 +198,45 @@ def make_relatives(net, count=3):
     return relatives
 
 
-def look(net):
-    """Have a particle notice edits of plain modules in it."""
+def count_edits(net):
+    """Let a particle detect edits of its plain modules; return the number of edits so far."""
     return len(history(net.touch()))
 
 
-def test_attributes_hooks_and_labels_of_joined_edits_are_those_of_both():
+def test_joined_edits_have_the_attributes_hooks_and_labels_of_both():
     inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net = adopt(nn.ModuleDict({"inner": inner}))
-    (asleep,) = make_relatives(net, 1)
+    (late,) = make_relatives(net, 1)
     inner.first, inner.scale = nn.Linear(2, 2), 3.0
     prune.identity(inner[0], "weight")
-    assert look(net) == 1
+    assert count_edits(net) == 1
     inner.second, inner.shift = nn.Linear(2, 2), 4.0
     prune.identity(inner[0], "bias")
-    assert look(net) == 2
+    assert count_edits(net) == 2
     for _ in range(3):
         inner.third = nn.Linear(2, 2)
-        look(net)
-    assert len(edits_from(asleep)) <= 3
-    asleep.touch()
-    there = asleep["inner"]
-    assert (there.scale, there.shift) == (3.0, 4.0)
-    assert list(asleep.state_dict()) == list(net.state_dict())
-    assert len(there[0]._forward_pre_hooks) == len(inner[0]._forward_pre_hooks) == 2
+        count_edits(net)
+    assert len(edits_from(late)) <= 3
+    late.touch()
+    inner_of_late = late["inner"]
+    assert (inner_of_late.scale, inner_of_late.shift) == (3.0, 4.0)
+    assert list(late.state_dict()) == list(net.state_dict())
+    assert len(inner_of_late[0]._forward_pre_hooks) == len(inner[0]._forward_pre_hooks) == 2
 
     labelled = Net()
-    (asleep,) = make_relatives(labelled, 1)
+    (late,) = make_relatives(labelled, 1)
     labelled.gain = mo.tensor([4.0, 3.0], c=["g", "r"]).attach()
     labelled.more = mo.tensor([5.0, 6.0], d=["x", "y"]).attach()
     for k in range(3):
         replace_inner(labelled, k)
-        look(labelled)
-    asleep.touch()
-    assert float(asleep.gain.sel(c="g")) == 4
-    assert float(asleep.more.sel(d="y")) == 6
+        count_edits(labelled)
+    late.touch()
+    assert float(late.gain.sel(c="g")) == 4
+    assert float(late.more.sel(d="y")) == 6
 
 
 class Pair(nn.Module):
-    """A module of which one child knows the other."""
+    """A module whose one child has an attribute that refers to the other."""
 
     def __init__(self):
         super().__init__()
@@ -244,33 +244,33 @@ class Pair(nn.Module):
         self.x.friends = [self.y]
 
 
-def test_what_a_new_module_knows_is_its_own_also_if_it_is_removed_again():
+def test_references_inside_an_added_module_are_separate_after_it_is_edited():
     net = adopt(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    one, two, awake = make_relatives(net)
+    one, two, eager = make_relatives(net)
     net[1] = Pair()
-    awake.touch()
+    eager.touch()
     net[1].y = nn.Linear(2, 2)
     for _ in range(3):
-        look(net)
-        awake.touch()
+        count_edits(net)
+        eager.touch()
         net[0] = nn.Linear(2, 2)
     for each in (one, two):
         each.touch()
-    friends = [each[1].x.friends[0] for each in (net, one, two, awake)]
+    friends = [each[1].x.friends[0] for each in (net, one, two, eager)]
     assert len(set(map(id, friends))) == 4
 
 
-def test_what_an_attribute_refers_to_is_there_also_if_it_is_removed_again():
+def test_references_to_a_removed_module_are_separate_in_each_relative():
     net = adopt(nn.ModuleDict({"m": nn.Module(), "n": nn.Module()}))
-    one, awake = make_relatives(net, 2)
+    one, eager = make_relatives(net, 2)
     net["n"].layer = nn.Linear(2, 2)
     net["m"].other, net["m"].items = nn.Linear(2, 2), [net["n"].layer]
-    assert look(net) == 1
-    awake.touch()
+    assert count_edits(net) == 1
+    eager.touch()
     del net["n"].layer
     for _ in range(3):
-        look(net)
-        awake.touch()
+        count_edits(net)
+        eager.touch()
         net["m"].other.weight = nn.Parameter(torch.ones(2, 3))
     one.touch()
-    assert len({id(each["m"].items[0]) for each in (net, one, awake)}) == 3
+    assert len({id(each["m"].items[0]) for each in (net, one, eager)}) == 3

@@ -1,7 +1,6 @@
-"""Labels in arithmetic: axes pair by label, in products, populations, merges and edited relatives."""
+"""Labels in arithmetic: entries pair by label in sums, products, populations, merges and edited relatives."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 import moduli as mo
 from moduli import particles as P
 from moduli.particles import StructureError
+from particles.helpers import Net
 
 
 class Labelled(mo.Module):
@@ -18,9 +18,9 @@ class Labelled(mo.Module):
         self.w = mo.tensor(values, **axes).attach()
 
 
-def test_labels_are_paired_as_the_tensors_pair_them():
+def test_models_pair_labels_as_labelled_tensors_do():
     a, b = Labelled([1.0, 2.0], ch=["r", "g"]), Labelled([10.0, 20.0], ch=["g", "r"])
-    for made, expected in (
+    for result, expected in (
         (a + b, a.w + b.w),
         (b + a, b.w + a.w),
         (a - b, a.w - b.w),
@@ -31,8 +31,8 @@ def test_labels_are_paired_as_the_tensors_pair_them():
         (P.map(torch.add, a, b), a.w + b.w),
         (P.where(False, a, b), 0 * a.w + b.w),
     ):
-        assert made.w.dims == expected.dims
-        assert torch.equal(made.w.data, expected.data)
+        assert result.w.dims == expected.dims
+        assert torch.equal(result.w.data, expected.data)
     assert P.dot(a, b).item() == 1 * 20 + 2 * 10
     assert P.distance(a, b).item() == pytest.approx((19**2 + 8**2) ** 0.5)
     with P.differentiable():
@@ -44,10 +44,10 @@ def test_labels_are_paired_as_the_tensors_pair_them():
     assert c.w.sel(ch="r").item() == 20
     P.axpy_(c, 1.0, b)
     assert c.w.sel(ch="g").item() == 20
-    assert (a + (b + 0)).w.sel(ch="r").item() == 21  # a result that was not looked into
+    assert (a + (b + 0)).w.sel(ch="r").item() == 21  # an operand that was not evaluated yet
 
 
-def test_axes_may_be_in_another_order_and_of_another_size():
+def test_axes_may_be_in_another_order():
     a = Labelled(torch.arange(6.0).reshape(2, 3), y=["a", "b"], x=["p", "q", "r"])
     b = Labelled(torch.arange(6.0).reshape(3, 2) * 10, x=["r", "q", "p"], y=["b", "a"])
     assert torch.equal((a + b).w.data, (a.w + b.w).data)
@@ -75,7 +75,7 @@ def test_populations_and_merge_pair_labels():
     assert torch.equal(state["tensor:w"], (0.5 * a.w + 0.5 * b.w).data)
 
 
-def test_labels_of_edited_relatives_stay_alike():
+def test_relatives_follow_a_change_of_label_order():
     a = Labelled([1.0, 2.0], ch=["r", "g"])
     twin = a.clone()
     a.w = mo.tensor([5.0, 6.0], ch=["g", "r"]).attach()
@@ -96,26 +96,6 @@ def test_a_subclass_of_the_labelled_tensor_is_registered_as_its_class():
     assert type(twin.s) is Spectrum
     assert twin.s.data.tolist() == [2, 4]
     assert type(copy.deepcopy(n).s) is Spectrum
-
-
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-class Scaled(mo.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
 
 
 class Gain(mo.nn.Module):
@@ -155,7 +135,7 @@ def test_products_pair_labels():
         a.product() + b.product()
 
 
-def test_a_product_keeps_its_labels_when_its_particle_gets_others():
+def test_a_product_keeps_the_labels_it_was_taken_with():
     a, _ = relabelled()
     product = a.product()
     a.gain.w = mo.tensor([0.0, 0.0], ch=["g", "r"]).attach()
@@ -173,8 +153,8 @@ def test_migrate_pairs_labels(source):
         P.migrate(source(Outer(values, y=["a", "c"], x=[1, 2, 3])), to=a)
 
 
-def test_a_product_keeps_its_values_when_its_particle_gets_others():
-    net = Scaled()
+def test_a_product_keeps_the_values_it_was_taken_with():
+    net = Net()
     product, before = net.product(), net.body[0].weight.detach().clone()
     net.body[0].weight = nn.Parameter(torch.zeros(2, 2))
     assert torch.equal(product.module().body[0].weight, before)

@@ -1,4 +1,4 @@
-"""Measures of models in half precision are taken in float32 or wider, alone, in a population, and by merge recipes."""
+"""Measures of half-precision models are computed in float32 or wider: of models, of populations, and in merge recipes."""
 
 import copy
 
@@ -13,8 +13,14 @@ from moduli.population import Population
 HALVES = [torch.float16, torch.bfloat16]
 
 
-def nets(dtype, count=3, size=300):
-    """Models of norm `size` whose squares add up to more than float16 holds, near enough to each other for an angle."""
+def make_models(dtype, count=3, size=300):
+    """Return models of norm `size` whose sum of squares overflows in float16, and which are correlated.
+
+    Args:
+        dtype: The dtype of the parameters.
+        count: The number of models.
+        size: The norm of each model's parameter vector.
+    """
     generator = torch.Generator().manual_seed(0)
     models = [nn.Linear(300, 300) for _ in range(count)]
     first = None
@@ -43,28 +49,28 @@ MEASURES = {
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", MEASURES)
-def test_measures_of_models(name, dtype):
-    a, b, _ = nets(dtype)
+def test_measures_of_models_equal_those_in_float64(name, dtype):
+    a, b, _ = make_models(dtype)
     for x, y in ((a, b), (a, a), (a, -1 * a)):
-        got = MEASURES[name](x, y)
-        assert got.dtype is torch.float32
-        torch.testing.assert_close(got.double(), MEASURES[name](double(x), double(y)), rtol=5e-5, atol=1e-4)
+        result = MEASURES[name](x, y)
+        assert result.dtype is torch.float32
+        torch.testing.assert_close(result.double(), MEASURES[name](double(x), double(y)), rtol=5e-5, atol=1e-4)
     assert float(particles.cosine(a, a)) == pytest.approx(1.0, abs=2e-5)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["dot", "cosine", "distance", "norm", "distances", "diversity"])
-def test_measures_of_populations(name, dtype):
-    models = nets(dtype)
+def test_measures_of_populations_equal_those_in_float64(name, dtype):
+    models = make_models(dtype)
     pop, wide = Population.from_modules(models), Population.from_modules(list(map(double, models)))
     others = [()] if name in ("norm", "diversity") else [(0,), (1,)]
     for which in others:
-        given = [(), ()]
+        arguments = [(), ()]
         if which:
-            given = [(p if which == (0,) or name == "distances" else p[1],) for p in (pop, wide)]
-        got, expected = getattr(pop, name)(*given[0]), getattr(wide, name)(*given[1])
-        assert got.dtype is torch.float32
-        torch.testing.assert_close(got.double(), expected, rtol=5e-5, atol=1e-3)
+            arguments = [(p if which == (0,) or name == "distances" else p[1],) for p in (pop, wide)]
+        result, expected = getattr(pop, name)(*arguments[0]), getattr(wide, name)(*arguments[1])
+        assert result.dtype is torch.float32
+        torch.testing.assert_close(result.double(), expected, rtol=5e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -77,10 +83,10 @@ def test_measures_of_populations(name, dtype):
     ],
     ids=["slerp", "karcher", "stock"],
 )
-def test_angles_of_merge_recipes(recipe, dtype):
-    models = nets(dtype)
-    got, expected = recipe(*models), recipe(*map(double, models))
-    for mine, wide in zip(got.parameters(), expected.parameters(), strict=True):
-        assert mine.dtype is dtype
+def test_recipes_with_angles_equal_those_in_float64(recipe, dtype):
+    models = make_models(dtype)
+    merged, expected = recipe(*models), recipe(*map(double, models))
+    for param, wide in zip(merged.parameters(), expected.parameters(), strict=True):
+        assert param.dtype is dtype
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(mine.double(), wide, rtol=2 * eps, atol=2e-5)
+        torch.testing.assert_close(param.double(), wide, rtol=2 * eps, atol=2e-5)

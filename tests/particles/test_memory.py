@@ -1,6 +1,5 @@
-"""Large results: in memory of their own, each parameter with a storage and a version counter of its own."""
+"""Large results: each parameter has its own storage and version counter, and factors are applied without copies."""
 
-import gc
 import io
 import operator
 import pickle
@@ -29,13 +28,13 @@ def make(dtype=torch.float32):
     return adopt(net)
 
 
-def agrees(made, expected):
-    return all(torch.equal(x, y) and x.requires_grad for x, y in zip(made.parameters(), expected, strict=True))
+def agrees(result, expected):
+    return all(torch.equal(x, y) and x.requires_grad for x, y in zip(result.parameters(), expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("fn", OPERATIONS)
-def test_an_operation_is_what_it_is_tensor_by_tensor(fn, dtype):
+def test_operations_equal_those_of_each_tensor(fn, dtype):
     a, b = make(dtype), make(dtype)
     with torch.no_grad():
         pairs = list(zip(a.parameters(), b.parameters(), strict=True))
@@ -47,45 +46,37 @@ def test_an_operation_is_what_it_is_tensor_by_tensor(fn, dtype):
         assert agrees((b - a) * 0.5 + a, expected)
 
 
-def test_only_large_floating_results_on_the_cpu_are():
+def test_only_floating_results_on_the_cpu_are_allocated_together():
     assert allocate_large([torch.zeros(2)], 2) is not None
     assert allocate_large([torch.zeros(2, dtype=torch.int64)], 2) is None
     assert allocate_large([torch.zeros(2, device="meta")], 2) is None
 
 
-def test_parameters_are_independent_of_each_other():
-    made = make() + 1
-    assert made[1].weight.untyped_storage().nbytes() == 24
+def test_parameters_of_a_large_result_are_independent():
+    result = make() + 1
+    assert result[1].weight.untyped_storage().nbytes() == 24
     buffer = io.BytesIO()
-    torch.save(made[1].weight, buffer)
+    torch.save(result[1].weight, buffer)
     assert buffer.tell() < 5_000
-    assert torch.equal(pickle.loads(pickle.dumps(made[1].weight)), made[1].weight)
-    loss = (made[0].weight ** 2).sum()
+    assert torch.equal(pickle.loads(pickle.dumps(result[1].weight)), result[1].weight)
+    loss = (result[0].weight ** 2).sum()
     with torch.no_grad():
-        made[1].weight.mul_(2)
+        result[1].weight.mul_(2)
     loss.backward()
-    assert made[0].weight.grad is not None
+    assert result[0].weight.grad is not None
 
 
-def test_a_part_outlives_the_rest(uncollected):
-    made = make() + 1
-    kept, gone = made[1].weight, weakref.ref(made[0].weight)
-    values = kept.detach().clone()
-    del made
-    assert gone() is None
-    assert torch.equal(kept, values)
-
-
-@pytest.fixture
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def test_a_parameter_outlives_the_rest_of_a_large_result(without_gc):
+    result = make() + 1
+    weight, reference = result[1].weight, weakref.ref(result[0].weight)
+    values = weight.detach().clone()
+    del result
+    assert reference() is None
+    assert torch.equal(weight, values)
 
 
 @pytest.mark.parametrize("large", [1, 1 << 30])
-def test_a_factor_that_waits_is_applied_once_and_to_nothing_else(monkeypatch, large):
+def test_a_deferred_factor_is_applied_once_and_to_nothing_else(monkeypatch, large):
     monkeypatch.setattr(_memory, "_MANY_ELEMENTS", large)
     a, b, c = (adopt(nn.Linear(3, 2)) for _ in range(3))
     with torch.no_grad():
@@ -95,7 +86,7 @@ def test_a_factor_that_waits_is_applied_once_and_to_nothing_else(monkeypatch, la
     quarter = half * 0.5
     total = a + half
     other = half - quarter
-    difference *= 10  # what was derived from it before stays what it was
+    difference *= 10  # results derived from it earlier do not change
     assert torch.equal(difference.weight, 10 * (y - z))
     assert torch.equal(half.weight, 0.5 * (y - z))
     with torch.no_grad():
@@ -111,7 +102,7 @@ def test_a_factor_that_waits_is_applied_once_and_to_nothing_else(monkeypatch, la
     assert torch.equal(c.weight, z)
 
 
-def test_a_factor_waits_without_a_copy():
+def test_a_deferred_factor_shares_the_memory_of_its_operand():
     a, b = adopt(nn.Linear(3, 2)), adopt(nn.Linear(3, 2))
     difference = a - b
     half = 0.5 * difference

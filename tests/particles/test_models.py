@@ -1,4 +1,4 @@
-"""Real models after `adopt`: keys unchanged, arithmetic right, forward that of the combined parameters."""
+"""Real models after `adopt`: unchanged keys, correct arithmetic, and the forward of the combined parameters."""
 
 import copy
 import pickle
@@ -88,7 +88,7 @@ def first(output):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_real_model_is_a_value(name):
+def test_adopted_models_have_arithmetic_and_copies(name):
     make, inputs = MODELS[name]
     a, b = make(), make()
     keys, kind = list(a.state_dict()), type(a)
@@ -96,21 +96,21 @@ def test_a_real_model_is_a_value(name):
     adopt(b)
     assert isinstance(a, kind)
     assert list(a.state_dict()) == keys
-    made = a + 0.5 * (b - a)
-    assert list(made.state_dict()) == keys
-    theirs = dict(b.named_parameters())
-    combined = {n: p + 0.5 * (theirs[n] - p) for n, p in a.named_parameters()}
-    for n, p in made.named_parameters():
+    result = a + 0.5 * (b - a)
+    assert list(result.state_dict()) == keys
+    other_params = dict(b.named_parameters())
+    combined = {n: p + 0.5 * (other_params[n] - p) for n, p in a.named_parameters()}
+    for n, p in result.named_parameters():
         torch.testing.assert_close(p, combined[n])
     if inputs is not None:
         x = inputs()
-        for net in (a, made):
+        for net in (a, result):
             net.eval()
-        torch.testing.assert_close(first(made(*x)), first(functional_call(a, combined, x)), rtol=1e-4, atol=1e-5)
-        made.train()
-        first(made(*x)).sum().backward()
-        assert all(p.grad is not None for p in made.parameters() if p.requires_grad)
-    assert [e.names for e in layout_of(made)] == [e.names for e in layout_of(a)]
+        torch.testing.assert_close(first(result(*x)), first(functional_call(a, combined, x)), rtol=1e-4, atol=1e-5)
+        result.train()
+        first(result(*x)).sum().backward()
+        assert all(p.grad is not None for p in result.parameters() if p.requires_grad)
+    assert [e.names for e in layout_of(result)] == [e.names for e in layout_of(a)]
     a *= 2
     twin = copy.deepcopy(a)
     assert torch.equal(particles.vector(twin + a), 2 * particles.vector(a))
@@ -118,25 +118,20 @@ def test_a_real_model_is_a_value(name):
     assert torch.equal(particles.vector(again - a), 0 * particles.vector(a))
 
 
-def test_training_a_result_does_not_touch_the_operands():
+def test_training_a_result_does_not_change_the_operand():
     net = adopt(ResNet())
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    made = 1.0 * net
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    result = 1.0 * net
+    optimizer = torch.optim.SGD(result.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        made(torch.randn(2, 3, 32, 32)).sum().backward()
+        result(torch.randn(2, 3, 32, 32)).sum().backward()
         optimizer.step()
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert int(made.bn1.num_batches_tracked) == 2
+    assert int(result.bn1.num_batches_tracked) == 2
 
 
-def test_lazy_layers_are_refused_with_a_reason():
-    with pytest.raises(ValueError, match="is lazy"):
-        adopt(nn.LazyLinear(2)) + 1
-
-
-def test_adopt_refuses_what_it_cannot_rebuild():
+def test_values_that_are_no_modules_or_no_particles_are_refused():
     with pytest.raises(TypeError, match=r"adopt makes a particle of a torch\.nn\.Module"):
         adopt(3)
     net = adopt(nn.Linear(2, 2))
@@ -149,7 +144,7 @@ def test_adopt_refuses_what_it_cannot_rebuild():
         particles.norm(3)
 
 
-def test_buffer_policies():
+def test_buffer_policies_operate_copy_reset_and_share():
     net = adopt(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)))
     net(torch.randn(6, 2) + 3)
     assert torch.equal((net + net)[0].running_mean, net[0].running_mean)
@@ -158,29 +153,29 @@ def test_buffer_policies():
     particles.buffer_policy(net, "share", "1.num_batches_tracked")
     other = net.clone()
     other[0](torch.randn(6, 2) - 3)
-    made = 0.5 * net + 0.5 * other
+    result = 0.5 * net + 0.5 * other
     expected = 0.5 * net[0].running_mean + 0.5 * other[0].running_mean
-    torch.testing.assert_close(made[0].running_mean, expected)
-    assert int(made[0].num_batches_tracked) == 1  # integers are never averaged
-    assert not made[1].running_mean.any()
-    assert torch.equal(made[1].running_var, torch.ones(2))
-    assert made[1].num_batches_tracked is net[1].num_batches_tracked
-    assert (0.5 * made)[1].num_batches_tracked is net[1].num_batches_tracked
+    torch.testing.assert_close(result[0].running_mean, expected)
+    assert int(result[0].num_batches_tracked) == 1  # integers are never averaged
+    assert not result[1].running_mean.any()
+    assert torch.equal(result[1].running_var, torch.ones(2))
+    assert result[1].num_batches_tracked is net[1].num_batches_tracked
+    assert (0.5 * result)[1].num_batches_tracked is net[1].num_batches_tracked
     with pytest.raises(ValueError, match="is not a policy"):
         particles.buffer_policy(net, "average")
     with pytest.raises(ValueError, match="has no buffer called"):
         particles.buffer_policy(net, "copy", "2.*")
 
 
-def test_only_scopes_operations():
+def test_only_limits_operations_to_the_selected_parameters():
     net, other = (
         adopt(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))),
         adopt(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))),
     )
     part = particles.only(net, "0.*", "1.bias")
-    made = part + other
-    assert torch.equal(made[0].weight, net[0].weight + other[0].weight)
-    assert torch.equal(made[1].weight, net[1].weight)
+    result = part + other
+    assert torch.equal(result[0].weight, net[0].weight + other[0].weight)
+    assert torch.equal(result[1].weight, net[1].weight)
     assert torch.equal((-part)[1].bias, -net[1].bias)
     assert torch.equal((0 * part)[0].weight, 0 * net[0].weight)
     before = net[1].weight.clone()
@@ -198,7 +193,7 @@ def test_only_scopes_operations():
         particles.only(net, "2.*")
 
 
-def test_functions_of_models():
+def test_functions_of_models_and_products_have_the_values_of_torch():
     net = adopt(nn.Linear(2, 2)) * 0 + 4
     product = net.product()
     assert particles.sqrt(net).bias.tolist() == [2, 2]

@@ -2,37 +2,16 @@
 
 import copy
 import pickle
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from moduli.compat.nytorch import Particle, ParticleModule, Product
-from moduli.particles import NytoModule
+from particles.helpers import Net
 
 
-class Net(NytoModule):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_products_copy_and_pickle():
+def test_products_are_copied_and_pickled():
     n = Net()
     product = 2 * n.product()
     for twin in (copy.deepcopy(product), pickle.loads(pickle.dumps(product)), copy.copy(product)):
@@ -94,7 +73,7 @@ class Terse(Numbers):
     __rmul__ = __mul__
 
 
-def test_a_pair_of_ones_own_has_arithmetic():
+def test_user_defined_particles_and_products_have_arithmetic():
     a, b = Point([1.0, 2.0]), Point([10.0, 20.0])
     assert (a + b).values == [11, 22]
     assert (-a).values == [-1, -2]
@@ -109,7 +88,7 @@ def test_a_pair_of_ones_own_has_arithmetic():
     assert a.rand().values == [0.5, 0.5]
 
 
-def test_operators_of_ones_own_products_are_used():
+def test_operators_defined_by_a_product_are_used():
     class Own(Point):
         def product(self):
             return Terse(self.values)

@@ -1,4 +1,4 @@
-"""What functions do to modules, methods do to products."""
+"""Methods of products, compared with the functions on modules."""
 
 import pytest
 import torch
@@ -8,20 +8,20 @@ from moduli.compat.nytorch import ParticleModule, PMProduct
 from moduli.particles import StructureError, adopt, from_vector, lerp_, vector
 
 
-def net():
+def make_net():
     torch.manual_seed(0)
     return adopt(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
 
 
 def test_from_vector_undoes_vector():
-    product = net().product()
+    product = make_net().product()
     again = product.from_vector(product.vector())
     for one, two in zip(product.module().parameters(), again.module().parameters(), strict=True):
         assert torch.equal(one, two)
 
 
 def test_from_vector_equals_the_function_on_modules():
-    model = net()
+    model = make_net()
     values = torch.arange(vector(model).numel(), dtype=torch.float32)
     assert torch.equal(vector(model.product().from_vector(values).module()), vector(from_vector(model, values)))
     with pytest.raises(StructureError, match="parameters in all"):
@@ -30,18 +30,18 @@ def test_from_vector_equals_the_function_on_modules():
 
 def test_random_products_come_from_the_generator_and_are_scaled():
     def drawn(seed, scale):
-        return net().product().randn(scale, torch.Generator().manual_seed(seed)).vector()
+        return make_net().product().randn(scale, torch.Generator().manual_seed(seed)).vector()
 
     assert torch.equal(drawn(1, 1.0), drawn(1, 1.0))
     assert not torch.equal(drawn(1, 1.0), drawn(2, 1.0))
     torch.testing.assert_close(drawn(1, 3.0), 3 * drawn(1, 1.0))
-    uniform = net().product().rand(0.5, torch.Generator().manual_seed(0)).vector()
+    uniform = make_net().product().rand(0.5, torch.Generator().manual_seed(0)).vector()
     assert uniform.min() >= 0
     assert uniform.max() < 0.5
 
 
 def test_in_place_methods_write_into_the_parameters():
-    model = net()
+    model = make_net()
     twin = model.clone()
     parameter = model[0].weight
     model.product().lerp_(model.product() * 0 + 2, 0.25)
@@ -53,8 +53,8 @@ def test_in_place_methods_write_into_the_parameters():
     torch.testing.assert_close(vector(model), before + 3)
 
 
-def test_in_place_methods_leave_out_what_operations_leave_out():
-    model = net()
+def test_in_place_methods_skip_parameters_that_are_not_operational():
+    model = make_net()
     model.set_param_config(operational=False, name="0.weight")
     weight, bias = model[0].weight.clone(), model[0].bias.clone()
     model.product().axpy_(1.0, model.product() * 0 + 1)
@@ -85,18 +85,18 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_products_of_wrappers_have_the_methods_of_products(name):
-    first, second = net(), net()
+    first, second = make_net(), make_net()
     second.load_state_dict((2 * first + 1).state_dict())
     one, two = ParticleModule(first.clone()), None
     two = one * 2 + 1
     expected = METHODS[name](first.product(), (first * 2 + 1).product())
-    got = METHODS[name](one.product(), two.product())
+    result = METHODS[name](one.product(), two.product())
     if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(result, expected)
     elif expected is None:
-        assert got is None
+        assert result is None
     else:
-        assert isinstance(got, PMProduct)
-        torch.testing.assert_close(got.vector(), expected.vector())
+        assert isinstance(result, PMProduct)
+        torch.testing.assert_close(result.vector(), expected.vector())
     with pytest.raises(AttributeError, match="has no attribute"):
         one.product().missing

@@ -1,10 +1,9 @@
-"""No copy of a model reads the model it was made from: what refers to the model refers to the copy in the copy, or is refused."""
+"""Attributes that refer to the model: in a copy they refer to the copy, or the copy is refused."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
@@ -74,50 +73,50 @@ def make_default(net: nn.Module) -> Any:
     return lambda layer=net.layer: layer
 
 
-# For each kind of reference: how a model gets it, and how its layer is found through it.
+# For each kind of reference: a function that creates it for a model, and one that reads the layer of the model through it.
 REFERENCES: dict[str, tuple[Any, Any]] = {
-    "list": (lambda net: [net.layer], lambda held: held[0]),
-    "nested": (lambda net: {"a": [(1, {2: net.layer})]}, lambda held: held["a"][0][1][2]),
-    "long list": (lambda net: [net.layer] * 1000, lambda held: held[999]),
-    "long dict": (lambda net: dict.fromkeys(range(1000), net.layer), lambda held: held[999]),
-    "keys": (lambda net: {net.layer: 1}, lambda held: next(iter(held))),
-    "ordered": (lambda net: OrderedDict(a=net.layer), lambda held: held["a"]),
-    "defaultdict": (lambda net: defaultdict(list, a=[net.layer]), lambda held: held["a"][0]),
-    "deque": (lambda net: deque([net.layer], maxlen=3), lambda held: held[0]),
-    "set": (lambda net: {net.layer}, lambda held: next(iter(held))),
-    "frozenset": (lambda net: frozenset({net.layer}), lambda held: next(iter(held))),
-    "namedtuple": (lambda net: Pair(net.layer, "a"), lambda held: held.layer),
-    "list subclass": (lambda net: Layers([net.layer]), lambda held: held[0]),
-    "dict subclass": (lambda net: Table(a=net.layer), lambda held: held["a"]),
-    "dataclass": (lambda net: Record(net.layer), lambda held: held.layer),
-    "frozen dataclass": (lambda net: FrozenRecord(net.layer), lambda held: held.layer),
-    "namespace": (lambda net: types.SimpleNamespace(layer=net.layer), lambda held: held.layer),
-    "object": (lambda net: Helper(net), lambda held: held.model.layer),
-    "weak": (lambda net: weakref.ref(net), lambda held: held().layer),
-    "weak method": (lambda net: weakref.WeakMethod(net.forward), lambda held: held().__self__.layer),
-    "proxy": (lambda net: [weakref.proxy(net)], lambda held: held[0].layer),
-    "partial": (lambda net: functools.partial(getattr, net, "layer"), lambda held: held()),
-    "method": (lambda net: net.forward, lambda held: held.__self__.layer),
-    "cached": (lambda net: functools.lru_cache(net.get_submodule), lambda held: held("layer")),
-    "closure": (make_closure, lambda held: held()),
-    "recursive closure": (make_recursive, lambda held: held()),
-    "default": (make_default, lambda held: held()),
-    "built-in method": (lambda net: [net.layer].copy, lambda held: held()[0]),
+    "list": (lambda net: [net.layer], lambda attribute: attribute[0]),
+    "nested": (lambda net: {"a": [(1, {2: net.layer})]}, lambda attribute: attribute["a"][0][1][2]),
+    "long list": (lambda net: [net.layer] * 1000, lambda attribute: attribute[999]),
+    "long dict": (lambda net: dict.fromkeys(range(1000), net.layer), lambda attribute: attribute[999]),
+    "keys": (lambda net: {net.layer: 1}, lambda attribute: next(iter(attribute))),
+    "ordered": (lambda net: OrderedDict(a=net.layer), lambda attribute: attribute["a"]),
+    "defaultdict": (lambda net: defaultdict(list, a=[net.layer]), lambda attribute: attribute["a"][0]),
+    "deque": (lambda net: deque([net.layer], maxlen=3), lambda attribute: attribute[0]),
+    "set": (lambda net: {net.layer}, lambda attribute: next(iter(attribute))),
+    "frozenset": (lambda net: frozenset({net.layer}), lambda attribute: next(iter(attribute))),
+    "namedtuple": (lambda net: Pair(net.layer, "a"), lambda attribute: attribute.layer),
+    "list subclass": (lambda net: Layers([net.layer]), lambda attribute: attribute[0]),
+    "dict subclass": (lambda net: Table(a=net.layer), lambda attribute: attribute["a"]),
+    "dataclass": (lambda net: Record(net.layer), lambda attribute: attribute.layer),
+    "frozen dataclass": (lambda net: FrozenRecord(net.layer), lambda attribute: attribute.layer),
+    "namespace": (lambda net: types.SimpleNamespace(layer=net.layer), lambda attribute: attribute.layer),
+    "object": (lambda net: Helper(net), lambda attribute: attribute.model.layer),
+    "weak": (lambda net: weakref.ref(net), lambda attribute: attribute().layer),
+    "weak method": (lambda net: weakref.WeakMethod(net.forward), lambda attribute: attribute().__self__.layer),
+    "proxy": (lambda net: [weakref.proxy(net)], lambda attribute: attribute[0].layer),
+    "partial": (lambda net: functools.partial(getattr, net, "layer"), lambda attribute: attribute()),
+    "method": (lambda net: net.forward, lambda attribute: attribute.__self__.layer),
+    "cached": (lambda net: functools.lru_cache(net.get_submodule), lambda attribute: attribute("layer")),
+    "closure": (make_closure, lambda attribute: attribute()),
+    "recursive closure": (make_recursive, lambda attribute: attribute()),
+    "default": (make_default, lambda attribute: attribute()),
+    "built-in method": (lambda net: [net.layer].copy, lambda attribute: attribute()[0]),
 }
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
 @pytest.mark.parametrize("where", ["root", "child"])
-def test_references_to_the_model_are_those_of_the_copy(kind: str, where: str) -> None:
+def test_references_to_the_model_become_references_to_the_copy(kind: str, where: str) -> None:
     make, find = REFERENCES[kind]
     net = Net()
     owner: Any = net if where == "root" else net.layer
-    owner.__dict__["held"] = make(net)
-    for made in (2 * net, net.clone(), net + net, (2 * net).clone(), net.product().module(), net.detach()):
-        held = (made if where == "root" else made.layer).held
-        assert type(held) is type(owner.held)
-        assert find(held) is made.layer
-    assert find(owner.held) is net.layer
+    owner.__dict__["attribute"] = make(net)
+    for twin in (2 * net, net.clone(), net + net, (2 * net).clone(), net.product().module(), net.detach()):
+        attribute = (twin if where == "root" else twin.layer).attribute
+        assert type(attribute) is type(owner.attribute)
+        assert find(attribute) is twin.layer
+    assert find(owner.attribute) is net.layer
 
 
 def test_a_forward_that_is_an_attribute_computes_with_the_copy() -> None:
@@ -127,21 +126,21 @@ def test_a_forward_that_is_an_attribute_computes_with_the_copy() -> None:
         assert torch.equal((5 * net)(x), nn.functional.linear(x, 5 * net.layer.weight, 5 * net.layer.bias))
 
 
-def test_hooks_see_the_copy() -> None:
-    net, seen = Net(), []
+def test_hooks_are_called_with_the_copy() -> None:
+    net, models = Net(), []
     net.layer.register_forward_hook(Helper(net))
-    net.layer.register_forward_pre_hook(lambda module, _: seen.append(net))
-    net.register_load_state_dict_pre_hook(lambda module, *_: seen.append(module))
+    net.layer.register_forward_pre_hook(lambda module, _: models.append(net))
+    net.register_load_state_dict_pre_hook(lambda module, *_: models.append(module))
     twin = 2 * net
     twin(torch.ones(1, 2))
     twin.load_state_dict(net.state_dict())
     assert "seen" not in vars(net)
     assert vars(twin)["seen"]
-    assert len(seen) == 2
-    assert all(each is twin for each in seen)
+    assert len(models) == 2
+    assert all(each is twin for each in models)
 
 
-def test_hooks_that_come_with_an_edit_see_the_relative() -> None:
+def test_hooks_added_by_an_edit_are_called_with_the_relative() -> None:
     net = mo.adopt(nn.Sequential(nn.Linear(2, 2)))
     twin = net.clone()
     net.register_forward_hook(Helper(net))
@@ -152,7 +151,7 @@ def test_hooks_that_come_with_an_edit_see_the_relative() -> None:
     assert "seen" not in vars(net)
 
 
-def test_what_does_not_refer_to_the_model_is_shared() -> None:
+def test_attributes_without_a_reference_to_the_model_are_shared() -> None:
     net, other = Net(), nn.Linear(1, 1)
     helper, data = Helper(other), [{"a": [object()]} for _ in range(3)]
     cyclic: list[Any] = [helper]
@@ -162,7 +161,7 @@ def test_what_does_not_refer_to_the_model_is_shared() -> None:
     assert all(getattr(twin, name) is getattr(net, name) for name in ("helper", "data", "cyclic", "function"))
 
 
-def test_objects_that_several_attributes_refer_to_stay_one_object() -> None:
+def test_an_object_of_several_attributes_is_copied_once() -> None:
     net = Net()
     net.helper = helper = Helper(net)
     net.layer.helper = helper  # type: ignore[assignment]
@@ -184,7 +183,7 @@ UNCLONABLE = (lambda net: torch.optim.SGD(net.parameters(), 0.1), Unclonable, la
 
 
 @pytest.mark.parametrize("make", UNCLONABLE)
-def test_what_cannot_be_made_again_is_refused_by_name(make: Any) -> None:
+def test_attributes_that_cannot_be_copied_are_refused_by_name(make: Any) -> None:
     net = Net()
     net.tool = make(net)
     with pytest.raises(StructureError, match=rf"the attribute 'tool' of Net .*{type(net.tool).__name__}"):
@@ -195,18 +194,13 @@ def test_what_cannot_be_made_again_is_refused_by_name(make: Any) -> None:
     assert torch.equal(net.layer.weight, 2 * twin.layer.weight)
 
 
-def test_a_copy_does_not_keep_the_original() -> None:
+def test_a_copy_does_not_keep_the_original_alive(without_gc: None) -> None:
     net = Net()
     net.__dict__["references"] = [weakref.ref(net), weakref.WeakMethod(net.forward)]
-    made, gone = 2 * net, weakref.ref(net)
-    gc.collect()
-    gc.disable()
-    try:
-        del net
-        assert gone() is None
-    finally:
-        gc.enable()
-    assert made.references[0]() is made
+    twin, reference = 2 * net, weakref.ref(net)
+    del net
+    assert reference() is None
+    assert twin.references[0]() is twin
 
 
 class Slotted(mo.Module):
@@ -222,12 +216,12 @@ class Slotted(mo.Module):
         return self.__hidden
 
 
-def test_attributes_in_slots_are_carried_over() -> None:
+def test_attributes_in_slots_are_copied() -> None:
     net = Slotted()
-    for made in (2 * net, copy.deepcopy(net)):
-        assert made.layers[0] is made.layer
-        assert made.read_hidden() == 3
-        assert not hasattr(made, "scale")
+    for twin in (2 * net, copy.deepcopy(net)):
+        assert twin.layers[0] is twin.layer
+        assert twin.read_hidden() == 3
+        assert not hasattr(twin, "scale")
     relative = net.clone()
     net.inner = Slotted()
     assert relative.touch().inner.layers[0] is relative.inner.layer

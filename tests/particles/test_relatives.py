@@ -1,8 +1,7 @@
-"""Relatives follow edits: at once, inside plain children, on other devices, with their configurations."""
+"""Relatives follow edits: at the next operation, inside plain children, on other devices, with their configurations."""
 
 import copy
 import pickle
-import sys
 
 import pytest
 import torch
@@ -12,17 +11,7 @@ from torch.nn.utils import prune
 import moduli as mo
 from moduli import particles as P
 from moduli.particles import NytoModule, StructureError
-
-
-class Net(NytoModule):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
+from particles.helpers import Net
 
 RELATIVES = {
     "clone": lambda n: n.clone(),
@@ -49,13 +38,13 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("act", OPERATIONS.values(), ids=OPERATIONS)
 @pytest.mark.parametrize("relate", RELATIVES.values(), ids=RELATIVES)
-def test_relatives_follow_at_once(relate, act):
+def test_relatives_follow_an_edit_at_the_next_operation(relate, act):
     n = Net()
-    n + n  # the species begins
+    n + n  # creates the species
     b = relate(n)
     n.head = nn.Linear(2, 7)
-    made = act(n, b)
-    assert made.head.weight.shape == (7, 2)
+    result = act(n, b)
+    assert result.head.weight.shape == (7, 2)
     assert b.touch().head.weight.shape == (7, 2)
     assert b._version_kernel is n._version_kernel
     assert b.head.weight is not n.head.weight
@@ -77,12 +66,12 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("edit", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize("relate", ["clone", "clone_from", "a result", "deepcopy"])
-def test_touch_sees_edits_inside_plain_children_of_relatives(relate, edit):
+def test_touch_follows_edits_inside_plain_children(relate, edit):
     n = Net()
     n.clone()
     child = RELATIVES[relate](n)
     if relate == "a result":
-        child.head  # built
+        child.head  # evaluates the result
     edit(n)
     child.touch()
     assert list(child.state_dict()) == list(n.state_dict())
@@ -95,7 +84,7 @@ def test_touch_sees_edits_inside_plain_children_of_relatives(relate, edit):
     n + child
 
 
-def test_lists_and_dicts_of_parameters_follow_whole():
+def test_parameter_lists_and_dicts_follow_with_their_keys():
     a = NytoModule()
     a.p, a.d = nn.ParameterList([torch.ones(2)]), nn.ParameterDict({"x": torch.ones(1)})
     b = a.clone()
@@ -112,7 +101,7 @@ def test_lists_and_dicts_of_parameters_follow_whole():
     assert b.d._keys is not a.d._keys
 
 
-def test_a_relative_on_another_device_stays_there():
+def test_a_relative_on_another_device_stays_on_it():
     n = Net()
     b = n.clone().to("meta")
     n.head = nn.Linear(2, 7)
@@ -123,7 +112,7 @@ def test_a_relative_on_another_device_stays_there():
     assert n.head.weight.device.type == "cpu"
 
 
-def test_a_copy_that_must_not_follow_is_independent():
+def test_an_independent_copy_does_not_follow():
     n = Net()
     n.clone()
     apart = P.independent(copy.deepcopy(n))
@@ -134,7 +123,7 @@ def test_a_copy_that_must_not_follow_is_independent():
     assert not hasattr(n.touch(), "extra")
 
 
-def test_a_configuration_belongs_to_a_name():
+def test_a_configuration_applies_to_the_replaced_parameter_of_the_same_name():
     for replace in (nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3)), nn.Linear(2, 2)):
         n = Net()
         n.set_param_config(operational=False, name="head")
@@ -153,7 +142,7 @@ def test_a_configuration_belongs_to_a_name():
         assert not hasattr(config[each.get_param_id(each.head.bias)], "rate")
 
 
-def test_public_names_are_accepted_where_registered_ones_are():
+def test_public_names_select_parameters_and_buffers():
     @mo.nograd_tensors("scale")
     class Fit(mo.Module):
         def __init__(self):
@@ -184,28 +173,8 @@ def test_public_names_are_accepted_where_registered_ones_are():
         inner.set_param_config(operational=False, name="cof")
 
 
-@pytest.fixture(autouse=True)
-def switching(request):
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    if "thread" in request.node.name:
-        sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-class Scaled(mo.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
 def test_hooks_that_an_edit_removed_are_removed_from_relatives():
-    net = Scaled()
+    net = Net()
     twin = net.clone()
     prune.l1_unstructured(net.head, "weight", 0.5)
     assert "weight_mask" in dict(twin.touch().head.named_buffers())
@@ -215,7 +184,7 @@ def test_hooks_that_an_edit_removed_are_removed_from_relatives():
 
 
 def test_a_product_whose_particle_was_edited_is_refused_when_copied():
-    net = Scaled()
+    net = Net()
     product = net.product()
     net.head = nn.Linear(2, 7)
     for act in (copy.deepcopy, pickle.dumps, lambda each: each.module()):

@@ -1,4 +1,4 @@
-"""Going back to an earlier version: the structure and the tensors of then, for the model and for those that follow it."""
+"""`rollback`: an earlier version's structure and tensors are restored, for the model and for its relatives."""
 
 import contextlib
 import copy
@@ -31,8 +31,8 @@ class Net(mo.Module):
         self.register_buffer("count", torch.zeros(1))
 
 
-def picture(net):
-    """What a model consists of: modules, parameters and buffers by name and identity, in order, and labels."""
+def snapshot(net):
+    """Return modules, parameters and buffers by name and identity, in order, and labels."""
     return (
         [(path, id(module), type(module)) for path, module in net.named_modules(remove_duplicate=False)],
         [(name, id(param)) for name, param in net.named_parameters(remove_duplicate=False)],
@@ -70,49 +70,49 @@ def edit_at_random(net, rng, k):
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_a_model_that_goes_back_is_what_it_was(seed):
+def test_a_rollback_restores_structure_and_identity_of_tensors(seed):
     rng = random.Random(seed)
     net = keep_removed(Net(), 100)
-    awake = 0 * net + 7
-    states = {0: (picture(net), picture(awake), read_values(awake))}
+    eager = 0 * net + 7
+    states = {0: (snapshot(net), snapshot(eager), read_values(eager))}
     for k in range(14):
         edit_at_random(net, rng, k)
-        awake.touch()
+        eager.touch()
         number = net.history.version
-        assert particles.species(awake).version == number
-        states[number] = picture(net), picture(awake), read_values(awake)
+        assert particles.species(eager).version == number
+        states[number] = snapshot(net), snapshot(eager), read_values(eager)
         if rng.random() < 0.4:
             target = rng.choice(list(states))
             rollback(net, target)
-            mine, theirs, values = states[target]
-            assert picture(net) == mine
-            awake.touch()
-            assert [row[::2] for row in picture(awake)[0]] == [row[::2] for row in theirs[0]]
-            assert list(awake.state_dict()) == list(values)
-            for name, value in awake.state_dict().items():
+            net_before, eager_before, values = states[target]
+            assert snapshot(net) == net_before
+            eager.touch()
+            assert [row[::2] for row in snapshot(eager)[0]] == [row[::2] for row in eager_before[0]]
+            assert list(eager.state_dict()) == list(values)
+            for name, value in eager.state_dict().items():
                 assert torch.equal(value, values[name]), name
-            # Operations and the next edits meet versions that fit.
-            assert torch.equal((net + awake).body.weight, net.body.weight + awake.body.weight)
-            states[net.history.version] = picture(net), picture(awake), read_values(awake)
+            # Operations and later edits work on the restored versions.
+            assert torch.equal((net + eager).body.weight, net.body.weight + eager.body.weight)
+            states[net.history.version] = snapshot(net), snapshot(eager), read_values(eager)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_relative_that_sleeps_has_its_own_values_back(seed):
+def test_a_late_relative_gets_its_own_values_back(seed):
     rng = random.Random(seed)
     net = keep_removed(Net(), 100)
-    asleep = 0 * net + 7
-    values = read_values(asleep)
+    late = 0 * net + 7
+    values = read_values(late)
     for k in range(8):
         edit_at_random(net, rng, k)
         net.clone()
     rollback(net, 0)
-    asleep.touch()
-    assert list(asleep.state_dict()) == list(values)
-    for name, value in asleep.state_dict().items():
+    late.touch()
+    assert list(late.state_dict()) == list(values)
+    for name, value in late.state_dict().items():
         assert torch.equal(value, values[name]), name
 
 
-def test_values_of_what_stays_are_those_of_now():
+def test_values_of_remaining_tensors_are_not_rolled_back():
     net = Net()
     before = net.history.version
     net.body = nn.Linear(3, 5)
@@ -152,7 +152,7 @@ def test_additions_are_undone_one_by_one():
     rollback(net, 2)
     assert [name for name in net._modules if name.startswith("head")] == ["head0", "head1"]
     assert [name for name in twin.touch()._modules if name.startswith("head")] == ["head0", "head1"]
-    # An addition, and edits of plain modules that were noticed with it.
+    # An addition, and an edit of a plain module that was detected together with it.
     net.more = nn.Linear(1, 1)
     net.seq.append(nn.ReLU())
     assert [edit.where for edit in net.history[-2:]] == [("more",), ("seq.2",)]
@@ -164,7 +164,7 @@ def test_additions_are_undone_one_by_one():
     assert not hasattr(net, "more")
 
 
-def test_a_module_inside_of_a_particle_goes_back_with_it():
+def test_rolling_back_a_child_rolls_back_its_particle():
     net = Net()
     before = net.inner.history.version
     net.inner.extra = nn.Parameter(torch.zeros(1))
@@ -173,7 +173,7 @@ def test_a_module_inside_of_a_particle_goes_back_with_it():
     assert not hasattr(net.inner, "extra")
 
 
-def test_adopted_modules_and_pruning():
+def test_rollback_of_adopted_modules_stops_at_pruning():
     net = adopt(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
     start, x = net.history.version, torch.randn(3, 2)
     expected = net(x)
@@ -185,16 +185,16 @@ def test_adopted_modules_and_pruning():
     assert net(x).shape == (3, 4)
     rollback(net, pruned)
     assert len(net[0]._forward_pre_hooks) == 1
-    # Pruning takes a parameter out of a plain layer, where nothing keeps it: the tensor is still there under another name.
+    # Pruning renames a parameter inside a plain layer, which cannot be undone: the tensor has another name now.
     with pytest.raises(
         StructureError, match="'weight' of a Linear in this Sequential was replaced inside of a plain module"
     ):
         rollback(net, start)
-    assert net[0].weight_orig is not weight or torch.equal(net[0].weight_orig, weight)
+    assert net[0].weight_orig is weight
     assert net(x).shape == expected.shape
 
 
-def test_optimizers_follow_with_the_state_of_what_stays():
+def test_optimizers_keep_the_state_of_remaining_parameters():
     torch.manual_seed(0)
     net = Net()
     before = net.history.version
@@ -219,8 +219,8 @@ def test_optimizers_follow_with_the_state_of_what_stays():
     saved = {name: optimizer.state[net.w][name].clone() for name in saved}
     rollback(net, before)
     optimizer.zero_grad()
-    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    assert held == {id(param) for param in net.parameters()}
+    grouped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    assert grouped == {id(param) for param in net.parameters()}
     for name, value in saved.items():
         assert torch.equal(optimizer.state[net.w][name], value)
     weight = net.body.weight.detach().clone()
@@ -229,7 +229,7 @@ def test_optimizers_follow_with_the_state_of_what_stays():
     assert "the module was edited" in str(optimizer.explain())
 
 
-def test_the_memory_is_that_of_the_last_edits():
+def test_keep_removed_limits_the_stored_edits():
     net = Net()
     keep_removed(net, 3)
     twin = net.clone()
@@ -249,41 +249,36 @@ def test_the_memory_is_that_of_the_last_edits():
     assert not any(reference() is not None for reference in references)
 
 
-def test_a_thousand_replacements_beside_a_sleeping_relative_keep_few_values():
+def test_many_replacements_beside_a_late_relative_store_few_values():
     net = Net()
-    asleep = net.clone()
-    _ = asleep.w
+    late = net.clone()
+    _ = late.w
     references = []
     for k in range(300):
         net.body = nn.Linear(3, 3 + k % 3)
         net.gain = mo.tensor(torch.rand(2), c=["r", "g"] if k % 2 else ["g", "x"]).attach()
         references += [weakref.ref(param) for param in (*net.body.parameters(), *net.parameters())]
     gc.collect()
-    alive = {id(ref()) for ref in references if ref() is not None}
-    assert len(alive) <= 3 * 8 + len(list(net.parameters()))
+    alive_ids = {id(ref()) for ref in references if ref() is not None}
+    assert len(alive_ids) <= 3 * 8 + len(list(net.parameters()))
     assert len(net.history) == 600
 
 
-def test_nothing_refers_in_circles():
-    gc.collect()
-    gc.disable()
-    try:
-        net = Net()
-        twin = net.clone()
-        _ = twin.w
-        net.body, net.inner = nn.Linear(3, 5), mo.Module()
-        net.seq[0] = nn.Linear(3, 9)
-        twin.touch()
-        rollback(net, 0)
-        twin.touch()
-        gone = [weakref.ref(each) for particle in (net, twin) for each in particle.modules()]
-        del net, twin
-        assert not any(reference() is not None for reference in gone)
-    finally:
-        gc.enable()
+def test_rolled_back_particles_are_freed_without_the_garbage_collector(without_gc):
+    net = Net()
+    twin = net.clone()
+    _ = twin.w
+    net.body, net.inner = nn.Linear(3, 5), mo.Module()
+    net.seq[0] = nn.Linear(3, 9)
+    twin.touch()
+    rollback(net, 0)
+    twin.touch()
+    references = [weakref.ref(each) for particle in (net, twin) for each in particle.modules()]
+    del net, twin
+    assert not any(reference() is not None for reference in references)
 
 
-def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes():
+def test_invalid_versions_are_refused_and_nothing_changes():
     net = Net()
     twin = net.clone()
     for wrong in (-1, 1, True, "0", 1.0):
@@ -296,11 +291,11 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes():
     for _ in range(3):
         net.body = nn.Linear(3, 3)
     late = net.clone()
-    before = picture(late)
+    before = snapshot(late)
     with pytest.raises(StructureError, match="call particles.rollback on the relative that made the edits"):
         rollback(late, 0)
-    assert picture(late) == before
-    # One that followed several edits at once goes back over all of them.
+    assert snapshot(late) == before
+    # A relative that followed several edits at once can only undo all of them.
     twin.touch()
     with pytest.raises(StructureError, match=r"can go to 0(, 2)? or 3"):
         rollback(twin, 1)
@@ -310,7 +305,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes():
 
 def test_copies_follow_a_rollback():
     net = Net()
-    assert net.history.version == 0  # which begins it
+    assert net.history.version == 0  # creates the species
     net.body = nn.Linear(3, 5)
     others = [copy.deepcopy(net), pickle.loads(pickle.dumps(net)), net + 0]
     rollback(net, 0)
@@ -335,13 +330,13 @@ class Injected(Exception):
     ],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_a_rollback_that_fails_leaves_all_as_it_was(monkeypatch, where, name, after):
+def test_a_failed_rollback_changes_nothing(monkeypatch, where, name, after):
     net = Net()
     twin = net.clone()
     net.body, net.w = nn.Linear(3, 5), None
     net.seq[0] = nn.Linear(3, 4)
     twin.touch()
-    before, number, past = picture(net), net.history.version, record_of(net).past
+    before, number, past = snapshot(net), net.history.version, record_of(net).past
     original = getattr(where, name)
 
     def broken(*args, **kwargs):
@@ -353,7 +348,7 @@ def test_a_rollback_that_fails_leaves_all_as_it_was(monkeypatch, where, name, af
         patch.setattr(where, name, broken)
         with contextlib.suppress(Injected):
             rollback(net, 0)
-    assert picture(net) == before
+    assert snapshot(net) == before
     assert net.history.version == number
     assert record_of(net).past == past
     rollback(net, 0)
@@ -370,11 +365,11 @@ class Wide(mo.Module):
         return self.last(torch.relu(self.norm(self.first(x))))
 
 
-def test_growth_is_rolled_back_with_the_sizes_that_layers_hold():
+def test_growth_is_rolled_back_with_the_size_attributes_of_layers():
     torch.manual_seed(0)
     net, x = Wide().eval(), torch.randn(5, 3)
     teacher = particles.map(lambda p: torch.randn_like(p), net)
-    outputs, before = (net(x), teacher(x)), picture(net)
+    outputs, before = (net(x), teacher(x)), snapshot(net)
     particles.grow(net, {"first.out": 7}, example=x)
     assert torch.allclose(teacher.touch()(x), outputs[1], atol=1e-5)
     particles.grow(net, {"first.out": 9}, example=x)
@@ -382,7 +377,7 @@ def test_growth_is_rolled_back_with_the_sizes_that_layers_hold():
     rollback(net, 1)
     assert (net.first.out_features, net.norm.num_features, net.last.in_features) == (7, 7, 7)
     rollback(net, 0)
-    assert picture(net) == before
+    assert snapshot(net) == before
     assert (net.first.out_features, net.norm.num_features, net.last.in_features) == (4, 4, 4)
     assert torch.equal(net(x), outputs[0])
     assert torch.equal(teacher.touch()(x), outputs[1])
@@ -394,12 +389,12 @@ def test_growth_is_rolled_back_with_the_sizes_that_layers_hold():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_relative_that_sleeps_over_growth_and_assignments_has_the_values_of_one_that_follows(seed):
+def test_a_late_relative_equals_one_that_follows_growth_and_assignments(seed):
     torch.manual_seed(seed)
     rng = random.Random(seed)
     net, x = Wide().eval(), torch.randn(5, 3)
-    awake = particles.map(lambda p: torch.randn_like(p), net).eval()
-    asleep, complete = awake.clone(), [0]
+    eager = particles.map(lambda p: torch.randn_like(p), net).eval()
+    late, complete = eager.clone(), [0]
     for _ in range(6):
         kind, size = rng.randrange(4), net.first.out_features + rng.randrange(1, 3)
         if kind == 0:
@@ -410,16 +405,16 @@ def test_a_relative_that_sleeps_over_growth_and_assignments_has_the_values_of_on
             rollback(net, rng.choice([each for each in complete if each >= net.history.version - 8]))
         elif size > 5:
             particles.shrink(net, {"first.out": rng.sample(range(size - 2), 3)}, example=x)
-        awake.touch()
+        eager.touch()
         complete.append(net.history.version)
-    asleep.touch()
-    assert list(asleep.state_dict()) == list(awake.state_dict())
+    late.touch()
+    assert list(late.state_dict()) == list(eager.state_dict())
     rolled = any("rolled back" in edit.what for edit in net.history)
-    for name, value in asleep.state_dict().items():
-        assert value.shape == awake.state_dict()[name].shape
-        # What comes back is what a particle had itself: one that was not there at the time has other values.
-        assert rolled or torch.allclose(value, awake.state_dict()[name]), name
-    assert torch.isfinite((asleep + awake)(x)).all()
+    for name, value in late.state_dict().items():
+        assert value.shape == eager.state_dict()[name].shape
+        # A rollback restores a particle's own former values, which a particle that was not at that version lacks.
+        assert rolled or torch.allclose(value, eager.state_dict()[name]), name
+    assert torch.isfinite((late + eager)(x)).all()
 
 
 class Recurrent(mo.Module):
@@ -431,7 +426,7 @@ class Recurrent(mo.Module):
         return self.last(self.rnn(x)[0])
 
 
-def test_recurrent_layers_and_sizes_that_a_model_holds_itself_go_back():
+def test_recurrent_layers_are_rolled_back_and_plain_attributes_are_not():
     torch.manual_seed(0)
     net, x = Recurrent(), torch.randn(5, 1, 3)
     teacher = particles.map(lambda p: torch.randn_like(p), net)
@@ -450,7 +445,7 @@ def test_recurrent_layers_and_sizes_that_a_model_holds_itself_go_back():
     expected = net(x)
     rollback(net, net.history.version - 1)
     assert torch.equal(net(x), expected)
-    net.heads = 3  # a plain attribute is none of the structure
+    net.heads = 3  # a plain attribute is not part of the structure
     net.extra = nn.Linear(1, 1)
     assert rollback(net, net.history.version - 1).heads == 3
 

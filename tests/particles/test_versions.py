@@ -1,8 +1,7 @@
-"""Edits and versions: random edits on random siblings, with failures injected at every step of an edit."""
+"""Edits and versions: random edits of random relatives, with exceptions raised at every step of an edit."""
 
 import contextlib
 import copy
-import gc
 import weakref
 
 import pytest
@@ -31,7 +30,7 @@ from moduli.particles import (
 from moduli.particles._version import Numbering, Version
 
 NAMES = ["a", "b", "c"]
-# Where an edit can fail: everything that it calls.
+# The functions that an edit calls, each of which is made to raise.
 STEPS = [
     (_species, "compare"),
     (_species, "adopt_children"),
@@ -63,7 +62,13 @@ class Injected(Exception):
 
 @contextlib.contextmanager
 def failing(where, name, countdown):
-    """Let the call number `countdown` of a function fail, before or after it did its work."""
+    """Temporarily make one call of a function raise.
+
+    Args:
+        where: The owner of the function.
+        name: Its attribute.
+        countdown: Call number `countdown // 2` raises, before its work if `countdown` is even and after it otherwise.
+    """
     original = getattr(where, name)
     left = [countdown // 2]
 
@@ -83,8 +88,8 @@ def failing(where, name, countdown):
         setattr(where, name, original)
 
 
-def picture(net):
-    """Everything about a model that an edit could change."""
+def snapshot(net):
+    """Return everything about a model that an edit could change."""
     return (
         [(path, type(m), list(m._parameters), list(m._buffers), list(m._modules)) for path, m in net.named_modules()],
         {name: (id(p), p.detach().clone()) for name, p in net.named_parameters(remove_duplicate=False)},
@@ -93,7 +98,7 @@ def picture(net):
     )
 
 
-def alike(a, b):
+def are_equal(a, b):
     return (
         a[0] == b[0]
         and a[3] == b[3]
@@ -122,13 +127,22 @@ class Tree(NytoModule):
 
 
 class Siblings(RuleBasedStateMachine):
+    """Random edits, sums and failures on up to four relatives."""
+
     def __init__(self):
         super().__init__()
         self.nets = [Tree()]
         self.nets.append(self.nets[0].clone())
 
     def edit(self, net, kind, name, size):
-        """One edit, through an interface that a user has."""
+        """Make one edit through the public interface.
+
+        Args:
+            net: The particle.
+            kind: The kind of edit.
+            name: The attribute to edit.
+            size: The size of new tensors.
+        """
         if kind in ("none", "register none", "delete", "buffer"):
             net.touch()
         if kind == "parameter":
@@ -137,7 +151,7 @@ class Siblings(RuleBasedStateMachine):
             setattr(net.child, name, nn.Parameter(torch.full((size,), float(size))))
         elif kind == "module":
             setattr(net, name, nn.Linear(size, 1))
-        elif kind == "ours":
+        elif kind == "particle":
             setattr(net, name, Tree())
         elif kind == "none":
             if name in net._modules or name in net._parameters:
@@ -172,7 +186,7 @@ class Siblings(RuleBasedStateMachine):
             net.set_submodule("seq.0", nn.Linear(2, 2, bias=False))
 
     kinds = st.sampled_from([
-        "parameter", "child parameter", "module", "ours", "none", "register none", "delete", "buffer", "tie", "share",
+        "parameter", "child parameter", "module", "particle", "none", "register none", "delete", "buffer", "tie", "share",
         "append", "insert", "pop", "plain tie", "swap",
     ])  # fmt: skip
 
@@ -182,14 +196,14 @@ class Siblings(RuleBasedStateMachine):
         try:
             self.edit(net, kind, name, size)
         except (TypeError, KeyError):
-            # torch refuses to put a module where a parameter is. The particle had followed the others first.
-            before = picture(net)
-            assert alike(picture(net.touch()), before)
-        self.meets(net)
+            # torch refuses to put a module where a parameter is. By then the particle has followed its relatives.
+            before = snapshot(net)
+            assert are_equal(snapshot(net.touch()), before)
+        self.merges_or_refuses(net)
 
-    def meets(self, net):
-        """A particle meets its relatives: its edits and theirs merge, or its own is refused whole."""
-        before, others = picture(net), [(other, picture(other)) for other in self.nets if other is not net]
+    def merges_or_refuses(self, net):
+        """Check that the edits of a particle merge with those of its relatives, or are refused without any change."""
+        before, others = snapshot(net), [(other, snapshot(other)) for other in self.nets if other is not net]
         try:
             net.touch()
         except StructureError as error:
@@ -198,9 +212,9 @@ class Siblings(RuleBasedStateMachine):
             refused = ""
         if refused:
             assert "the edits do not merge" in refused
-            assert alike(picture(net), before)
-            for other, held in others:
-                assert alike(picture(other), held)
+            assert are_equal(snapshot(net), before)
+            for other, snapshot_before in others:
+                assert are_equal(snapshot(other), snapshot_before)
             self.nets = [other for other in self.nets if other is not net]
             alone = independent(net)
             assert structure(2 * alone) == structure(alone)
@@ -218,12 +232,12 @@ class Siblings(RuleBasedStateMachine):
     @rule(i=st.integers(0, 5), j=st.integers(0, 5))
     def combines(self, i, j):
         a, b = self.nets[i % len(self.nets)], self.nets[j % len(self.nets)]
-        made = a + b
-        assert structure(made) == structure(a) == structure(b)
-        for name, p in made.named_parameters():
+        total = a + b
+        assert structure(total) == structure(a) == structure(b)
+        for name, p in total.named_parameters():
             assert torch.equal(p, a.get_parameter(name) + b.get_parameter(name))
         if len(self.nets) < 4:
-            self.nets.append(made)
+            self.nets.append(total)
 
     @rule(i=st.integers(0, 5), j=st.integers(1, 5))
     def forgets(self, i, j):
@@ -233,7 +247,7 @@ class Siblings(RuleBasedStateMachine):
     @rule(
         i=st.integers(0, 5),
         kind=st.sampled_from(
-            ["parameter", "child parameter", "module", "ours", "none", "delete", "buffer", "tie", "share"]
+            ["parameter", "child parameter", "module", "particle", "none", "delete", "buffer", "tie", "share"]
         ),
         name=st.sampled_from(NAMES),
         step=st.sampled_from(STEPS),
@@ -241,8 +255,8 @@ class Siblings(RuleBasedStateMachine):
     )
     def fails(self, i, kind, name, step, countdown):
         net = self.nets[i % len(self.nets)].touch()
-        before, version, told = picture(net), net._version_kernel, history(net)
-        others = [(other, picture(other)) for other in self.nets if other is not net]
+        before, version, sentences = snapshot(net), net._version_kernel, history(net)
+        others = [(other, snapshot(other)) for other in self.nets if other is not net]
         with failing(*step, countdown):
             try:
                 self.edit(net, kind, name, 2)
@@ -251,24 +265,24 @@ class Siblings(RuleBasedStateMachine):
             else:
                 failed = False
         if failed:
-            assert alike(picture(net), before)
+            assert are_equal(snapshot(net), before)
             assert net._version_kernel is version
             assert version.is_newest
-            assert history(net) == told
-        for other, held in others:
-            assert alike(picture(other), held)
+            assert history(net) == sentences
+        for other, snapshot_before in others:
+            assert are_equal(snapshot(other), snapshot_before)
 
     @rule(i=st.integers(0, 5), step=st.sampled_from(STEPS), countdown=st.integers(0, 5))
     def fails_to_follow(self, i, step, countdown):
         net = self.nets[i % len(self.nets)]
-        before = picture(net)
+        before = snapshot(net)
         with failing(*step, countdown), contextlib.suppress(Injected):
             net.touch()
             return
-        now = picture(net)
+        now = snapshot(net)
         version = net._version_kernel
-        # Some edits may have been repeated before one failed; each either happened or did not.
-        assert alike(now, before) or version.data.number <= species(net).version
+        # Some edits may have been applied before one failed; each is applied entirely or not at all.
+        assert are_equal(now, before) or version.data.number <= species(net).version
         assert {e.name for e in layout_of(net)} == set(version.data.names.values())
 
     @invariant()
@@ -282,45 +296,31 @@ TestSiblings = Siblings.TestCase
 TestSiblings.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 
 
-def test_old_versions_are_freed():
-    import gc
-    import weakref
-
-    gc.disable()
-    try:
-        net = Tree()
-        twin = net.clone()
-        first = weakref.ref(net._version_kernel)
-        net.more = nn.Parameter(torch.zeros(1))
-        assert first() is not None
-        twin.touch()
-        assert first() is None
-        dropped = weakref.ref(twin)
-        net.again = nn.Parameter(torch.zeros(1))
-        del twin
-        assert dropped() is None
-    finally:
-        gc.enable()
+def test_old_versions_are_freed(without_gc):
+    net = Tree()
+    twin = net.clone()
+    first = weakref.ref(net._version_kernel)
+    net.more = nn.Parameter(torch.zeros(1))
+    assert first() is not None
+    twin.touch()
+    assert first() is None
+    dropped = weakref.ref(twin)
+    net.again = nn.Parameter(torch.zeros(1))
+    del twin
+    assert dropped() is None
 
 
-def test_an_edit_does_not_keep_the_one_who_made_it():
-    import gc
-    import weakref
-
-    gc.disable()
-    try:
-        net = Tree()
-        twin = net.clone()
-        net.more = nn.Parameter(torch.zeros(1000))
-        gone = [weakref.ref(m) for m in net.modules()]
-        del net
-        assert all(ref() is None for ref in gone)
-        assert twin.touch().more.shape == (1000,)
-    finally:
-        gc.enable()
+def test_an_edit_does_not_keep_the_edited_particle_alive(without_gc):
+    net = Tree()
+    twin = net.clone()
+    net.more = nn.Parameter(torch.zeros(1000))
+    references = [weakref.ref(m) for m in net.modules()]
+    del net
+    assert all(ref() is None for ref in references)
+    assert twin.touch().more.shape == (1000,)
 
 
-def test_history_tells_edits_as_sentences():
+def test_history_lists_edits_as_sentences():
     net = Tree()
     twin = net.clone()
     net.head = nn.Linear(2, 1)
@@ -339,17 +339,17 @@ def test_history_tells_edits_as_sentences():
     assert species(twin).version == 5
 
 
-def test_older_values_come_into_a_newer_structure():
+def test_migrate_loads_older_values_into_a_newer_structure():
     net = Tree()
     twin = net.clone()
     old_state = {k: v.clone() for k, v in twin.state_dict().items()}
     net.head = nn.Linear(2, 1)
     del net.w
-    made = migrate(old_state, net)
-    assert torch.equal(made.seq[0].weight, old_state["seq.0.weight"])
-    assert torch.equal(made.head.weight, net.head.weight)
-    assert not hasattr(made, "w")
-    assert made._version_kernel is net._version_kernel
+    migrated = migrate(old_state, net)
+    assert torch.equal(migrated.seq[0].weight, old_state["seq.0.weight"])
+    assert torch.equal(migrated.head.weight, net.head.weight)
+    assert not hasattr(migrated, "w")
+    assert migrated._version_kernel is net._version_kernel
     for wrong in ({**old_state, "other": torch.ones(1)}, {k: v for k, v in old_state.items() if k != "seq.0.bias"}):
         with pytest.raises(StructureError, match="no edit of the species"):
             migrate(wrong, net)
@@ -357,7 +357,7 @@ def test_older_values_come_into_a_newer_structure():
         migrate({**old_state, "seq.0.bias": torch.ones(5)}, net)
 
 
-def test_building_many_layers_costs_each_the_same():
+def test_additions_before_a_relative_exists_make_no_version():
     net = NytoModule()
     for i in range(300):
         setattr(net, f"l{i}", nn.Linear(1, 1))
@@ -365,7 +365,7 @@ def test_building_many_layers_costs_each_the_same():
     assert net.get_param_id(net.l299.bias) == 599
 
 
-def test_identifiers_are_given_in_order_and_used_again():
+def test_parameter_ids_are_assigned_in_order_and_reused():
     net = NytoModule()
     net.lin = nn.Linear(3, 2)
     net.w = nn.Parameter(torch.zeros(1))
@@ -386,7 +386,7 @@ def test_an_edit_through_a_child_is_an_edit_of_the_particle():
     assert twin.child._module_id == net.child._module_id
 
 
-def test_a_lazy_result_lags_too():
+def test_an_unevaluated_result_follows_edits_too():
     net = adopt(nn.Sequential(nn.Linear(2, 2)))
     lazy = net + 1
     net.append(nn.Linear(2, 1))
@@ -406,21 +406,21 @@ def test_a_particle_that_fails_to_follow_can_still_follow(step, kind):
 
 @pytest.mark.parametrize("first", ["append", "insert", "pop", "swap", "plain tie", "share"])
 @pytest.mark.parametrize("second", ["append", "insert", "pop", "swap", "plain tie", "share"])
-def test_two_particles_edit_the_same_plain_child_before_they_meet(first, second):
+def test_edits_of_the_same_plain_child_merge_or_are_refused(first, second):
     siblings = Siblings()
     one, two = siblings.nets
     siblings.edit(one, first, "a", 1)
     one.touch()
-    told = history(one)
+    sentences = history(one)
     siblings.edit(two, second, "a", 1)
-    siblings.meets(two)
+    siblings.merges_or_refuses(two)
     siblings.follows(0, 1)
     siblings.combines(0, 1)
     assert list(one.seq._modules) == [str(place) for place in range(len(one.seq))]
     if first == second and first != "share":
-        # They agree, so there is nothing to merge.
+        # The edits are equal, so there is nothing to merge.
         assert any(net is two for net in siblings.nets)
-        assert history(one) == told
+        assert history(one) == sentences
 
 
 def test_edits_in_different_places_merge():
@@ -482,22 +482,18 @@ def test_additions_to_a_model_with_a_relative_read_it_once(monkeypatch):
     assert particles.events_of(net)[7].added == {"layer7.weight", "layer7.bias"}
 
 
-def test_additions_are_followed_when_the_particle_they_were_made_on_is_gone():
+def test_additions_are_followed_after_the_edited_particle_was_freed(without_gc):
     net = NytoModule()
     relative = net.clone()
     relative.touch()
     net.layer = nn.Linear(2, 2)
-    gone = weakref.ref(net)
-    gc.disable()
-    try:
-        del net
-        assert gone() is None
-    finally:
-        gc.enable()
+    reference = weakref.ref(net)
+    del net
+    assert reference() is None
     assert hasattr(relative.touch(), "layer")
 
 
-def test_additions_have_a_version_as_soon_as_something_asks():
+def test_additions_have_a_version_as_soon_as_one_is_read():
     net = NytoModule()
     relative, kernel, first = net.clone(), net._particle_kernel, net._version_kernel
     net.a = nn.Parameter(torch.zeros(1))
@@ -511,7 +507,7 @@ def test_additions_have_a_version_as_soon_as_something_asks():
     assert set(dict((2 * relative).named_parameters())) == {"a", "b", "c", "d"}
 
 
-def test_an_addition_that_fails_changes_nothing():
+def test_a_failed_addition_changes_nothing():
     net = NytoModule()
     relative = net.clone()
     net.first = nn.Parameter(torch.zeros(1))
@@ -524,7 +520,7 @@ def test_an_addition_that_fails_changes_nothing():
     assert particles.history(relative) == ["version 1: parameter 'first' was assigned of shape (1,)"]
 
 
-def test_additions_whose_version_fails_are_followed_at_the_next_look():
+def test_additions_whose_version_fails_are_followed_at_the_next_use():
     net = NytoModule()
     relative = net.clone()
     relative.touch()
@@ -537,7 +533,7 @@ def test_additions_whose_version_fails_are_followed_at_the_next_look():
     assert history(net) == ["version 1: parameter 'a' was assigned of shape (1,)"]
 
 
-def test_a_version_is_the_structure_that_its_particles_have():
+def test_a_version_has_the_structure_of_its_particles():
     net = Tree()
     twin = net.clone()
     first = net._version_kernel
@@ -548,7 +544,7 @@ def test_a_version_is_the_structure_that_its_particles_have():
     assert second.structure is read(net).structure
     twin.touch()
     assert read(twin).structure is second.structure
-    # Identifiers stay those of the parts, in whatever order the layout has them.
+    # Identifiers of parameters stay the same, whatever their order in the layout.
     before = dict(zip(first.params, (entry.name for entry in first.structure.layout), strict=True))
     after = dict(zip(second.params, (entry.name for entry in second.structure.layout), strict=True))
     assert after == before | {max(before) + 1: "more"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _WIDTH: Final = 110
 _LABEL: Final = 18
 _MOST: Final = 8
+_ROWS: Final = 64
 
 
 def text(t: Tensor) -> str:
@@ -217,11 +218,38 @@ def _table(data: torch.Tensor, axes: Axes) -> str | None:
 
 
 def _brackets(data: torch.Tensor) -> str | None:
-    """Return more than two axes as nested brackets, as torch prints them."""
+    """Return more than two axes as nested brackets: as torch prints them, or with fewer entries if that is too long."""
     if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta or is_wrapped(data):
         return None
-    text = run_outside(str, data.detach())
-    return text[len("tensor(") : text.rindex("]") + 1].replace("\n       ", "\n")
+    # Torch prints all entries of up to 1000, and otherwise at most 3 at each end of an axis.
+    if _count_rows(data, 7 if data.numel() > 1000 else data.numel()) <= _ROWS:
+        text: str = run_outside(str, data.detach())
+        if text.count("\n") < 2 * _ROWS:  # long rows take several lines
+            return text[len("tensor(") : text.rindex("]") + 1].replace("\n       ", "\n")
+    most = next((most for most in (6, 4, 2) if _count_rows(data, most + 1) <= _ROWS), None)
+    return None if most is None else run_outside(_nest, data.detach(), most)
+
+
+def _count_rows(data: torch.Tensor, most: int) -> int:
+    """Return the number of rows that are printed with at most this many lines of each axis."""
+    return math.prod(min(size, most) for size in data.shape[:-1])
+
+
+def _nest(data: torch.Tensor, most: int) -> str:
+    """Return nested brackets with at most `most` entries of each axis, and dots for a gap."""
+    positions = [_ends(size, most) for size in data.shape]
+    for axis, ends in enumerate(positions):
+        data = data[(slice(None),) * axis + ([at for at in ends if at is not None],)]
+    words = _format_numbers(data.reshape(-1).tolist())
+    cells = iter([word.rjust(max(map(len, words))) for word in words])
+
+    def join(axis: int) -> str:
+        last = axis == len(positions) - 1
+        parts = ["..." if at is None else next(cells) if last else join(axis + 1) for at in positions[axis]]
+        separator = ", " if last else "," + "\n" * (len(positions) - 1 - axis) + " " * (axis + 1)
+        return f"[{separator.join(parts)}]"
+
+    return join(0)
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------

@@ -161,6 +161,10 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
+        for name in sorted((first.buffers ^ other.buffers) & first.keys & other.keys):
+            kinds = ("buffer", "parameter") if name in first.buffers else ("parameter", "buffer")
+            difference = f"a {kinds[0]} of {first.label} and a {kinds[1]} of {other.label}"
+            raise MergeError(f"{shorten(name)} is {difference}; merge models of one structure")
         theirs = layout_of(other.model)
         for entry in layout_of(first.model):
             apart = sorted(set(theirs[entry.name].names) ^ set(entry.names))

@@ -1,14 +1,17 @@
-"""The page on virtual tensors, sentence by sentence."""
+"""`VirtualTensor`: each documented statement, then copies, foreign owners and operations."""
 
+import copy
 import gc
 import inspect
+import io
+import pickle
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from moduli.nn import Module, VirtualTensor, VirtualTensorAttributes
+from moduli.nn import Module, VirtualTensor, VirtualTensorAttributes, cached
 
 
 class Scaled(nn.Module):
@@ -30,7 +33,7 @@ class Scaled(nn.Module):
         return 3
 
 
-class OurScaled(Module):
+class LabelledScaled(Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -41,10 +44,10 @@ class OurScaled(Module):
     computed = Scaled.computed
 
 
-owners = pytest.mark.parametrize("owner", [Scaled, OurScaled])
+owners = pytest.mark.parametrize("owner", [Scaled, LabelledScaled])
 
 
-def test_the_signature():
+def test_the_constructor_and_create_have_the_documented_signature():
     parameters = inspect.signature(VirtualTensor).parameters
     assert list(parameters) == ["owner", "name", "materializer", "dtype", "device", "persist"]
     assert [parameters[name].default for name in ("dtype", "device", "persist")] == [None, None, False]
@@ -52,7 +55,7 @@ def test_the_signature():
 
 
 @owners
-def test_a_tensor_attribute_derived_from_other_attributes(owner):
+def test_the_value_is_computed_from_other_attributes(owner):
     module = owner()
     module.v = VirtualTensor(module, "v", "doubled")
     assert torch.equal(module.v.value, torch.tensor([2.0, 4.0]))
@@ -62,7 +65,7 @@ def test_a_tensor_attribute_derived_from_other_attributes(owner):
 
 
 @owners
-def test_preserving_the_type_and_device_conversion_enabled_by_to(owner):
+def test_conversions_of_the_owner_apply_to_the_value(owner):
     module = owner()
     VirtualTensor.create(module, "v", "doubled")
     assert module.double().v.value.dtype == torch.float64
@@ -93,7 +96,7 @@ def test_a_callable_materializer_is_called_with_owner_dtype_and_device(owner):
     assert seen == [(module, torch.float32, torch.device("cpu"))]
 
 
-def test_dtype_none_is_the_default_of_torch():
+def test_the_dtype_defaults_to_that_of_torch():
     module = Scaled().double()
     VirtualTensor.create(module, "v", "doubled")
     assert module.v.dtype == torch.float32
@@ -105,7 +108,7 @@ def test_dtype_none_is_the_default_of_torch():
     assert module.d.dtype == torch.float64
 
 
-def test_device_none_is_the_default_of_torch():
+def test_the_device_defaults_to_that_of_torch():
     module = Scaled()
     with torch.device("meta"):
         VirtualTensor.create(module, "v", "doubled")
@@ -114,14 +117,14 @@ def test_device_none_is_the_default_of_torch():
 
 def test_persist_decides_whether_the_reference_is_in_the_state_dict():
     module = Scaled()
-    VirtualTensor.create(module, "kept", "doubled", persist=True)
-    VirtualTensor.create(module, "lost", "doubled")
-    assert "_kept_ref" in module.state_dict()
-    assert "_lost_ref" not in module.state_dict()
-    assert {"_kept_ref", "_lost_ref"} <= {name for name, _ in module.named_buffers()}
+    VirtualTensor.create(module, "saved", "doubled", persist=True)
+    VirtualTensor.create(module, "unsaved", "doubled")
+    assert "_saved_ref" in module.state_dict()
+    assert "_unsaved_ref" not in module.state_dict()
+    assert {"_saved_ref", "_unsaved_ref"} <= {name for name, _ in module.named_buffers()}
 
 
-def test_attribute_error_string_materializer_must_be_an_attribute_of_owner():
+def test_a_string_materializer_must_name_an_attribute_of_the_owner():
     module = Scaled()
     with pytest.raises(AttributeError, match="nothing"):
         VirtualTensor(module, "v", "nothing")
@@ -129,14 +132,14 @@ def test_attribute_error_string_materializer_must_be_an_attribute_of_owner():
 
 
 @pytest.mark.parametrize("name", ["static", "computed", "w"])
-def test_type_error_attribute_specified_by_materializer_must_be_a_method(name):
+def test_a_string_materializer_must_name_a_method(name):
     module = Scaled()
     with pytest.raises(TypeError, match="must be a method"):
         VirtualTensor(module, "v", name)
     assert not module._buffers
 
 
-def test_the_finalizer_deletes_the_attributes_added_when_its_reference_count_goes_to_zero():
+def test_deleting_a_virtual_tensor_removes_its_reference_buffer():
     module = Scaled()
     virtual = VirtualTensor(module, "v", "doubled")
     assert "_v_ref" in module._buffers
@@ -145,7 +148,7 @@ def test_the_finalizer_deletes_the_attributes_added_when_its_reference_count_goe
     assert "_v_ref" not in module._buffers
 
 
-def test_replacing_the_attribute_removes_the_reference():
+def test_replacing_the_attribute_removes_the_reference_buffer():
     module = Scaled()
     VirtualTensor.create(module, "v", "doubled")
     module.v = None
@@ -214,7 +217,7 @@ def test_device_and_dtype_can_be_read_and_set():
     assert module.v.value.is_meta
 
 
-def test_name_gives_the_reference_its_name():
+def test_the_reference_buffer_is_named_after_the_virtual_tensor():
     module = Scaled()
     virtual = VirtualTensor(module, "abc", "doubled")
     assert virtual.name == "abc"
@@ -257,7 +260,7 @@ def test_gradients_flow_through_the_cast():
     assert torch.equal(module.w.grad, torch.tensor([2.0, 2.0]))
 
 
-def test_a_materializer_that_returns_no_tensor_says_so():
+def test_a_materializer_that_returns_no_tensor_raises():
     module = Scaled()
     VirtualTensor.create(module, "v", lambda owner, dtype, device: 3)
     with pytest.raises(TypeError, match=r"Scaled\.v must be a tensor.*int"):
@@ -296,3 +299,169 @@ def test_a_materializer_is_checked_at_construction():
         VirtualTensor(Scaled(), "v", 3)
     with pytest.raises(TypeError, match="owner"):
         VirtualTensor(object(), "v", "doubled")
+
+
+# -- copies, other owners, and operations ---------------------------------------------------------------------------------
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def doubled(self, dtype, device):
+        return 2 * self.w
+
+
+def plus_one(owner, dtype, device):
+    return owner.w + 1
+
+
+def test_creating_again_under_the_same_name_replaces_the_virtual_tensor():
+    module = Half()
+    for factor in range(3):
+        VirtualTensor.create(module, "v", lambda owner, dtype, device, factor=factor: factor * owner.w)
+        gc.collect()
+        assert torch.equal(module.v.value, factor * module.w)
+    VirtualTensor.create(module, "v", "doubled", persist=True)
+    gc.collect()
+    assert torch.equal(module.v.value, 2 * module.w)
+    assert "_v_ref" in module.state_dict()
+
+
+def test_deleting_a_replaced_virtual_tensor_keeps_the_reference_of_the_new_one():
+    module = Half()
+    VirtualTensor.create(module, "v", "doubled")
+    replaced = module.v
+    module.v = VirtualTensor(module, "v", plus_one)
+    del replaced
+    gc.collect()
+    assert torch.equal(module.v.value, module.w + 1)
+
+
+@pytest.mark.parametrize("materializer", ["doubled", plus_one])
+@pytest.mark.parametrize(
+    "copier",
+    [
+        copy.deepcopy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+        lambda module: torch.load(saved(module), weights_only=False),
+    ],
+    ids=["deepcopy", "pickle", "save"],
+)
+def test_copies_compute_from_their_own_owner(materializer, copier):
+    module = Half()
+    VirtualTensor.create(module, "v", materializer, persist=True)
+    twin = copier(module)
+    assert twin.v.owner is twin
+    with torch.no_grad():
+        twin.w.fill_(100.0)
+    expected = twin.doubled(None, None) if materializer == "doubled" else plus_one(twin, None, None)
+    assert torch.equal(twin.v.value, expected)
+    twin.half()
+    assert twin.v.value.dtype == torch.float16
+    assert module.v.value.dtype == torch.float32
+    del module
+    gc.collect()
+    assert torch.equal(twin.v.value, expected.half())
+    twin.v = None
+    gc.collect()
+    assert "_v_ref" not in twin._buffers
+
+
+def saved(module):
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_copying_a_parent_rebinds_the_virtual_tensors_of_its_children():
+    parent = nn.Sequential(Half(), Half())
+    VirtualTensor.create(parent[0], "v", "doubled")
+    twin = copy.deepcopy(parent)
+    assert twin[0].v.owner is twin[0]
+    average = torch.optim.swa_utils.AveragedModel(parent)
+    assert average.module[0].v.owner is average.module[0]
+
+
+def test_assigning_a_virtual_tensor_of_another_module_or_name_is_refused():
+    class Owner(Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+
+        def doubled(self, dtype, device):
+            return 2 * self.w
+
+    a, b = Owner(), Owner()
+    foreign, misnamed = VirtualTensor(b, "v", "doubled"), VirtualTensor(a, "v", "doubled")
+    with pytest.raises(ValueError, match="another"):
+        a.v = foreign
+    with pytest.raises(ValueError, match=r"'v'.*'u'"):
+        a.u = misnamed
+    a.v = misnamed
+    assert torch.equal(a.v.value, 2 * a.w)
+
+
+def test_the_value_is_cached_in_a_scope_and_operations_of_torch_accept_it():
+    module, calls = Half(), []
+
+    def count(owner, dtype, device):
+        calls.append(1)
+        return 2 * owner.w
+
+    VirtualTensor.create(module, "v", count)
+    with cached():
+        for _ in range(3):
+            assert torch.equal(torch.sin(module.v), torch.sin(2 * module.w))
+    assert len(calls) == 1
+    assert module.v.shape == (2,)
+    assert module.v.ndim == len(module.v.shape) == 1
+    assert torch.equal(module.v + 1, 2 * module.w + 1)
+    assert torch.equal(1 - module.v, 1 - 2 * module.w)
+    assert torch.equal(module.w @ module.v, module.w @ (2 * module.w))
+    assert torch.equal(torch.stack([module.v, module.w]), torch.stack([2 * module.w, module.w]))
+    assert torch.equal(module.v[1], 2 * module.w[1])
+    assert [x.item() for x in module.v] == [2.0, 4.0]
+    assert (module.v > 3).tolist() == [False, True]
+    assert (module.v == torch.tensor([2.0, 0.0])).tolist() == [True, False]
+    assert len(module.v) == 2
+    assert float(module.v.detach()[0]) == 2.0
+    assert module.v.detach().numpy().tolist() == [2.0, 4.0]
+    assert torch.allclose(module.v, 2 * module.w)
+    assert {module.v: 1}[module.v] == 1
+    with pytest.raises(RuntimeError):
+        bool(module.v)
+
+
+def test_the_error_of_a_cycle_names_its_path():
+    module = Half()
+    VirtualTensor.create(module, "a", lambda owner, dtype, device: owner.b.value + 1)
+    VirtualTensor.create(module, "b", lambda owner, dtype, device: owner.a.value + 1)
+    with pytest.raises(RecursionError, match=r"Half\.a -> Half\.b -> Half\.a"):
+        module.a.value
+
+
+def test_a_persistent_reference_restores_the_dtype():
+    module, other = Half(), Half()
+    for each in (module, other):
+        VirtualTensor.create(each, "v", "doubled", persist=True)
+    module.half()
+    other.load_state_dict(module.state_dict())
+    assert other.v.dtype == torch.float16
+    third = copy.deepcopy(other).double()
+    third.load_state_dict(module.state_dict(), assign=True)
+    assert third.v.dtype == torch.float16
+
+
+def test_a_missing_attribute_inside_the_materializer_is_named():
+    module = Half()
+    VirtualTensor.create(module, "v", lambda owner, dtype, device: owner.nothing)
+    with pytest.raises(RuntimeError, match=r"Half\.v failed: .*nothing"):
+        module.v.value
+    with pytest.raises(RuntimeError, match="nothing"):
+        module.v.shape
+    del module._buffers["_v_ref"]
+    with pytest.raises(RuntimeError, match="_v_ref"):
+        module.v.dtype

@@ -1,4 +1,4 @@
-"""Where the sources of a virtual tensor may live, and what is recognised as one."""
+"""Sources of virtual tensors: where they may be stored, and which reads are recognised."""
 
 import copy
 import weakref
@@ -15,7 +15,7 @@ from nn.helpers import labelled
 
 
 class Box(Module):
-    """A virtual tensor computed by whatever function it is given."""
+    """A module whose virtual tensor is computed by the function that is passed."""
 
     def __init__(self, function, **attributes):
         super().__init__()
@@ -29,8 +29,8 @@ class Box(Module):
         return self.function(self)
 
 
-def reused(module, change=None):
-    """Whether a value is computed once until a change, and again after it."""
+def is_reused(module, change=None):
+    """Whether the value is computed once before a change; check that it is computed again after it."""
     with torch.no_grad(), cached():
         first = module.value
         once = module.value is first and module.calls[0] == 1
@@ -46,64 +46,64 @@ def parameter(*values):
     return nn.Parameter(torch.tensor(values))
 
 
-def test_lists_of_tensors_are_read_through():
+def test_tensors_in_lists_are_sources():
     a, b = parameter(1.0, 2.0), parameter(3.0, 4.0)
     module = Box(lambda m: torch.cat([m.a, m.b]), a=a, b=b)
-    assert reused(module, lambda: b.add_(1))
+    assert is_reused(module, lambda: b.add_(1))
 
 
-def test_functions_with_several_results():
+def test_functions_with_several_results_are_recorded():
     a = parameter(3.0, 1.0, 2.0)
     module = Box(lambda m: m.a.sort()[0] + torch.stack(m.a.unbind()), a=a)
-    assert reused(module, lambda: a.add_(1))
+    assert is_reused(module, lambda: a.add_(1))
 
 
-def test_keyword_arguments_are_read():
+def test_tensors_in_keyword_arguments_are_sources():
     a, b = parameter(3.0, 1.0), parameter(1.0, 1.0)
     module = Box(lambda m: torch.add(input=m.a, other=m.b), a=a, b=b)
-    assert reused(module, lambda: b.add_(1))
+    assert is_reused(module, lambda: b.add_(1))
 
 
-def test_plain_tensor_attributes():
+def test_plain_tensor_attributes_are_sources():
     module = Box(lambda m: m.table * 2, table=torch.ones(2))
-    assert reused(module, lambda: setattr(module, "table", torch.zeros(2)))
+    assert is_reused(module, lambda: setattr(module, "table", torch.zeros(2)))
 
 
-def test_labelled_tensors_held_by_plain_modules():
+def test_labelled_tensors_of_plain_modules_are_sources():
     holder = nn.Module()
     holder.table = Tensor(torch.ones(2), (Space(2),))
     module = Box(lambda m: m.holder.table.data * 2, holder=holder)
-    assert reused(module, lambda: holder.table.data.add_(1))
+    assert is_reused(module, lambda: holder.table.data.add_(1))
 
 
-def test_modules_behind_weak_references_containers_and_dicts():
+def test_modules_in_weak_references_tuples_and_dicts_are_searched():
     other = nn.Linear(2, 2)
     module = Box(
         lambda m: m.reference().weight + m.table["deep"][0].weight,
         reference=weakref.ref(other),
         table={"deep": (other,)},
     )
-    assert reused(module, lambda: other.weight.add_(1))
+    assert is_reused(module, lambda: other.weight.add_(1))
 
 
-def test_modules_that_refer_back_to_their_parent():
+def test_modules_that_refer_to_their_parent_are_searched():
     child = nn.Linear(2, 2)
     module = Box(lambda m: m.child.weight + m.late.weight, child=child)
     child.parent = [module]
     module.late = nn.Linear(2, 2)
-    assert reused(module, lambda: module.late.weight.add_(1))
+    assert is_reused(module, lambda: module.late.weight.add_(1))
 
 
-def test_a_source_reached_only_through_another_virtual_tensor():
+def test_sources_of_an_inner_virtual_tensor_are_sources_of_the_outer():
     class Hidden:
-        """Not searched, so only the inner virtual tensor knows where its source lives."""
+        """An object that is not searched, so the source is only reachable through the inner virtual tensor."""
 
         def __init__(self, module):
             self.module = module
 
     inner = Box(lambda m: m.a * 2, a=parameter(1.0, 2.0))
     outer = Box(lambda m: m.hidden.module.value + 1, hidden=Hidden(inner))
-    assert reused(outer)
+    assert is_reused(outer)
     with torch.no_grad(), cached():
         inner.a.add_(1)
         inner.value
@@ -111,13 +111,13 @@ def test_a_source_reached_only_through_another_virtual_tensor():
         assert outer.value is outer.value
 
 
-def test_values_read_as_python_numbers():
+def test_sources_read_as_python_numbers_are_recorded():
     a = parameter(1.0, 2.0)
     module = Box(lambda m: torch.full((2,), m.a.sum().item()) + float(m.a[0].detach()), a=a)
-    assert reused(module, lambda: a.add_(1))
+    assert is_reused(module, lambda: a.add_(1))
 
 
-def test_values_read_through_numpy():
+def test_sources_read_through_numpy_are_recorded():
     a = parameter(1.0, 2.0)
     module = Box(lambda m: m.a * float(np.asarray(m.a.detach()).sum()), a=a)
     with torch.no_grad(), cached():
@@ -126,7 +126,7 @@ def test_values_read_through_numpy():
         assert torch.equal(module.value, module.function(module))
 
 
-def test_the_source_itself_may_be_the_value():
+def test_the_value_may_be_a_source_itself():
     a = parameter(1.0, 2.0)
     module = Box(lambda m: m.a, a=a)
     with torch.no_grad(), cached():
@@ -135,18 +135,18 @@ def test_the_source_itself_may_be_the_value():
         assert module.value is module.a
 
 
-def test_views_of_a_source():
+def test_views_of_a_source_are_recomputed():
     a = parameter(1.0, 2.0)
     module = Box(lambda m: m.a[:1], a=a)
-    assert reused(module, lambda: a.add_(1))
+    assert is_reused(module, lambda: a.add_(1))
 
 
-def test_without_sources_it_is_a_constant():
+def test_a_value_without_sources_is_reused():
     module = Box(lambda m: torch.zeros(3))
-    assert reused(module)
+    assert is_reused(module)
 
 
-def test_tensor_subclasses_are_not_trusted():
+def test_values_from_tensor_subclasses_are_not_reused():
     class Odd(torch.Tensor):
         pass
 
@@ -155,13 +155,13 @@ def test_tensor_subclasses_are_not_trusted():
         assert module.value is not module.value
 
 
-def test_sparse_sources_are_not_trusted():
+def test_values_from_sparse_sources_are_not_reused():
     module = Box(lambda m: m.a.to_dense(), a=torch.eye(2).to_sparse())
     with torch.no_grad(), cached():
         assert module.value is not module.value
 
 
-def test_scripted_functions_hide_what_they_read():
+def test_sources_of_scripted_functions_are_recomputed():
     import warnings
 
     with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def test_scripted_functions_hide_what_they_read():
         assert torch.equal(module.value, a * 2)
 
 
-def test_nothing_is_kept_from_functional_calls():
+def test_values_of_functional_calls_are_not_reused():
     class Call(Box):
         def forward(self):
             return self.value
@@ -220,7 +220,7 @@ class PlainBox(nn.Module):
         lambda m: setattr(m, "extra", lambda: 7.0),
     ],
 )
-def test_plain_attributes_of_plain_modules_are_looked_at(change):
+def test_changes_of_plain_attributes_of_plain_modules_are_noticed(change):
     module = PlainBox()
     with torch.no_grad(), cached():
         first = module.value
@@ -267,7 +267,7 @@ def test_two_virtual_tensors_of_one_name_keep_their_own_values():
         assert new.value.item() == 3.0
 
 
-def test_a_method_replaced_on_a_plain_owner_is_seen():
+def test_a_method_replaced_on_a_plain_owner_is_called():
     class Owner(nn.Module):
         def __init__(self):
             super().__init__()
@@ -284,7 +284,7 @@ def test_a_method_replaced_on_a_plain_owner_is_seen():
         assert module.v.value.item() == 100.0
 
 
-def test_an_unassigned_enclosing_variable_does_not_matter():
+def test_an_unassigned_enclosing_variable_is_accepted():
     def make():
         def materialize(owner, dtype, device):
             return owner.w * 2 if True else later

@@ -1,7 +1,6 @@
-"""A particle that was used before is checked, not read again: whatever changed since then is in the next result."""
+"""Repeated use of a particle: cached readings are checked, and every change since then is in the next result."""
 
 import functools
-import gc
 import weakref
 
 import pytest
@@ -37,7 +36,7 @@ class Net(NytoModule):
 
 
 def settle(net):
-    """Use a particle until it is known not to change."""
+    """Use a particle several times, so that its readings are cached."""
     for _ in range(4):
         (2 * net).eval()
         net.touch()
@@ -45,22 +44,22 @@ def settle(net):
 
 
 def check_double(net):
-    """Twice a model has twice its parameters, and its names, classes, attributes and hooks."""
+    """Check that `2 * net` has twice the parameters, and the names, classes, attributes and hooks of `net`."""
     twice = 2 * net
     assert [n for n, _ in twice.named_parameters()] == [n for n, _ in net.named_parameters()]
-    for ours, theirs in zip(twice.parameters(), net.parameters(), strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, 2 * theirs)
-    for (path, ours), (other, theirs) in zip(twice.named_modules(), net.named_modules(), strict=True):
-        assert (path, type(ours)) == (other, type(theirs))
-        assert ours.training == theirs.training
-        for key, value in vars(theirs).items():
+    for result, original in zip(twice.parameters(), net.parameters(), strict=True):
+        assert result.dtype == original.dtype
+        assert torch.equal(result, 2 * original)
+    for (path, result), (other, original) in zip(twice.named_modules(), net.named_modules(), strict=True):
+        assert (path, type(result)) == (other, type(original))
+        assert result.training == original.training
+        for key, value in vars(original).items():
             if type(value) in (int, float, str, tuple) or callable(value):
-                assert vars(ours)[key] is value
-            assert key in vars(ours)
+                assert vars(result)[key] is value
+            assert key in vars(result)
         for key in ("_forward_hooks", "_forward_pre_hooks"):
-            assert len(vars(ours)[key]) == len(vars(theirs)[key])
-            assert vars(ours)[key] is not vars(theirs)[key]
+            assert len(vars(result)[key]) == len(vars(original)[key])
+            assert vars(result)[key] is not vars(original)[key]
     return twice
 
 
@@ -88,14 +87,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_is_in_the_next_result(change):
+def test_every_change_is_in_the_next_result(change):
     net = settle(Net())
     CHANGES[change](net)
     check_double(net)
     check_double(settle(net))
 
 
-def test_a_change_of_one_operand_is_not_taken_for_the_other():
+def test_attributes_come_from_the_left_operand():
     a, b = Net(), Net()
     b.eval()
     b.layer.scale = 3.0
@@ -106,8 +105,8 @@ def test_a_change_of_one_operand_is_not_taken_for_the_other():
         assert not (b + a).training
 
 
-def test_what_an_attribute_refers_to_later_is_found():
-    """A value that refers to nothing yet may do so later: no result computes with the parameters of another."""
+def test_references_that_an_attribute_gains_later_are_replaced():
+    """An attribute without references may gain one later; results must not compute with the parameters of the operand."""
     net = Net()
     net.layer.plan = []
     settle(net)
@@ -130,35 +129,27 @@ def test_results_share_no_registry_and_no_labels():
     assert thrice.w.sel(c="g").item() == 6.0
 
 
-def test_an_edit_frees_what_it_removes():
-    net = keep_removed(settle(Net()), 0)  # otherwise it is there for `rollback`
-    gone = weakref.ref(net.layer)
-    gc.disable()
-    try:
-        del net.layer
-        assert gone() is None
-    finally:
-        gc.enable()
+def test_an_edit_frees_the_removed_module(without_gc):
+    net = keep_removed(settle(Net()), 0)  # otherwise it is stored for `rollback`
+    reference = weakref.ref(net.layer)
+    del net.layer
+    assert reference() is None
 
 
-def test_assigned_state_frees_what_it_replaces():
+def test_loading_by_assignment_frees_the_replaced_parameter():
     net = settle(Net())
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    gone = weakref.ref(net.first.weight)
+    reference = weakref.ref(net.first.weight)
     net.load_state_dict(state, assign=True)
-    assert gone() is None
+    assert reference() is None
     check_double(net)
 
 
-def test_a_settled_particle_is_freed_at_once():
+def test_a_settled_particle_is_freed_at_once(without_gc):
     net = settle(Net())
-    gone = [weakref.ref(net), weakref.ref(net.layer), weakref.ref(net.first)]
-    gc.disable()
-    try:
-        del net
-        assert [each() for each in gone] == [None] * 3
-    finally:
-        gc.enable()
+    references = [weakref.ref(net), weakref.ref(net.layer), weakref.ref(net.first)]
+    del net
+    assert [each() for each in references] == [None] * 3
 
 
 def test_the_attributes_of_a_result_are_complete():
@@ -173,7 +164,7 @@ def test_the_attributes_of_a_result_are_complete():
         vars(2 * net)["nothing"]
 
 
-def test_a_result_has_the_order_of_assignment_of_its_operand():
+def test_a_result_has_the_order_of_assignments_of_its_operand():
     def make(*names):
         net = NytoModule()
         for name in names:

@@ -1,7 +1,6 @@
-"""Checkpoints and objects that are not quite what was saved: edits, renames, reordering; and all or nothing."""
+"""Loading into objects that differ from the saved ones: edits, renames, reordering, and loads that fail without a change."""
 
 import copy
-import os
 import warnings
 from itertools import pairwise
 
@@ -19,7 +18,7 @@ def path(tmp_path):
     return tmp_path / "net.safetensors"
 
 
-def stepped(module, kind=torch.optim.Adam, groups=None, **options):
+def make_stepped_optimizer(module, kind=torch.optim.Adam, groups=None, **options):
     optimizer = kind(module.parameters() if groups is None else groups, **options)
     for parameter in module.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -27,34 +26,34 @@ def stepped(module, kind=torch.optim.Adam, groups=None, **options):
     return optimizer
 
 
-def picture(module, optimizer):
+def snapshot(module, optimizer):
     named = {id(p): name for name, p in module.named_parameters()}
     state = {named[id(p)]: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
     return {name: value.clone() for name, value in module.state_dict().items()}, state
 
 
-def same(left, right):
+def are_equal(left, right):
     flat = [[*values.values(), *(v for s in state.values() for v in s.values())] for values, state in (left, right)]
     return all(map(torch.equal, *flat))
 
 
-def body():
+def make_body():
     return mo.adopt(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_older_version_loads_by_its_edits_and_the_optimizer_follows(path):
-    old = body()
+def test_an_older_version_is_loaded_by_its_edits_with_its_optimizer(path):
+    old = make_body()
     species(old)
-    optimizer = stepped(old)
+    optimizer = make_stepped_optimizer(old)
     mio.save(path, old, optimizer=optimizer)
-    new = body()
+    new = make_body()
     species(new)
     new.append(nn.Linear(2, 5))
     new.extra = nn.Parameter(torch.ones(3))
-    del new[0]  # the others move up
+    del new[0]  # renumbers the other layers
     new[0].bias = None
     fresh = torch.optim.Adam(new.parameters())
     before = copy.deepcopy(new.state_dict())
@@ -75,25 +74,25 @@ def test_an_older_version_loads_by_its_edits_and_the_optimizer_follows(path):
     assert mio.inspect(path).version == 0
 
 
-def test_edits_that_are_in_the_checkpoint_already_explain_nothing(path):
-    net = body()
+def test_edits_of_the_checkpoint_itself_are_not_replayed(path):
+    net = make_body()
     species(net)
     net.append(nn.Linear(2, 5))
     mio.save(path, net)
     assert mio.inspect(path).history == ("version 1: module '2' was assigned a Linear",)
-    later = body()
+    later = make_body()
     species(later)
     later.append(nn.Linear(2, 5))
     mio.load(path, later)
     later.more = nn.Parameter(torch.ones(1))
     assert mio.load(path, later).fresh == ("more",)
-    behind = body()
+    behind = make_body()
     species(behind)
     with pytest.raises(
         mio.CheckpointError, match="newer; make its edits here first: version 1: module '2' was assigned"
     ):
         mio.load(path, behind)
-    apart = body()
+    apart = make_body()
     species(apart)
     apart.more = nn.Parameter(torch.ones(1))
     with pytest.raises(mio.CheckpointError, match="different edits"):
@@ -104,10 +103,10 @@ def test_edits_that_are_in_the_checkpoint_already_explain_nothing(path):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
-def test_reordered_and_renamed_layers_take_values_and_optimizer_state_by_name(kind, path):
+def test_reordered_and_renamed_layers_load_values_and_optimizer_state_by_name(kind, path):
     options = {"lr": 0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
     old = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3))
-    optimizer = stepped(old, kind, **options)
+    optimizer = make_stepped_optimizer(old, kind, **options)
     mio.save(path, old, optimizer=optimizer)
 
     class New(nn.Module):
@@ -122,9 +121,9 @@ def test_reordered_and_renamed_layers_take_values_and_optimizer_state_by_name(ki
     assert result.fresh == result.dropped == ()
     for at, name in enumerate(("head", "body", "tail")):
         for key in ("weight", "bias"):
-            there, here = getattr(old[at], key), getattr(getattr(new, name), key)
-            assert torch.equal(here, there)
-            for value, saved in zip(fresh.state[here].values(), optimizer.state[there].values(), strict=True):
+            source, target = getattr(old[at], key), getattr(getattr(new, name), key)
+            assert torch.equal(target, source)
+            for value, saved in zip(fresh.state[target].values(), optimizer.state[source].values(), strict=True):
                 assert torch.equal(value, saved)
     table = {"0": "head", "1": "body", "2": "tail"}
     mio.load(path, new, mapping=lambda name: ".".join([table[name.split(".")[0]], name.split(".")[1]]))
@@ -141,12 +140,12 @@ def test_reordered_and_renamed_layers_take_values_and_optimizer_state_by_name(ki
     assert loose.dropped == ("1.weight", "1.bias")
 
 
-def test_groups_follow_their_parameters(path):
+def test_settings_of_groups_follow_their_parameters(path):
     def net():
         return nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
 
     old, new = net(), net()
-    optimizer = stepped(
+    optimizer = make_stepped_optimizer(
         old, groups=[{"params": old["a"].parameters(), "lr": 0.1}, {"params": old["b"].parameters(), "lr": 0.2}]
     )
     mio.save(path, old, optimizer=optimizer)
@@ -160,7 +159,7 @@ def test_groups_follow_their_parameters(path):
 
 def test_an_optimizer_by_itself_is_matched_by_position_and_shape(path):
     old = nn.Linear(2, 3)
-    optimizer = stepped(old)
+    optimizer = make_stepped_optimizer(old)
     mio.save(path, optimizer=optimizer)
     new = nn.Linear(2, 3)
     fresh = torch.optim.Adam(new.parameters())
@@ -199,7 +198,7 @@ def test_labels_and_configurations_follow_a_mapping(path):
 
 
 class ByName:
-    """An optimizer that keeps its state by name, as ours do."""
+    """An optimizer that stores its state by name, as those of moduli do."""
 
     def __init__(self, names):
         self.state = {
@@ -216,7 +215,7 @@ class ByName:
         self.state = copy.deepcopy(state)
 
 
-def test_state_by_name_follows_a_mapping_too(path):
+def test_state_by_name_is_renamed_by_a_mapping(path):
     source, target = ByName(["0.weight"]), ByName(["head.weight"])
     source.state["links"]["0.Adam"]["params"]["0.weight"]["m"] += 1
     source.param_groups = target.param_groups = []
@@ -229,39 +228,41 @@ def test_state_by_name_follows_a_mapping_too(path):
 # -- all or nothing ----------------------------------------------------------------------------------------------------
 
 
-class Stubborn:
+class RefusesThirteen:
+    """An object with a state that raises after half of a load if `n` is 13."""
+
     def __init__(self):
-        self.held = {"x": torch.zeros(2), "n": 0}
+        self.values = {"x": torch.zeros(2), "n": 0}
 
     def state_dict(self):
-        return self.held
+        return self.values
 
     def load_state_dict(self, state):
-        self.held["x"].copy_(state["x"])
+        self.values["x"].copy_(state["x"])
         if state["n"] == 13:
             raise ValueError("not thirteen")
-        self.held["n"] = state["n"]
+        self.values["n"] = state["n"]
 
 
 def everything():
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    optimizer = stepped(net)
-    return net, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2), torch.Generator(), Stubborn()
+    optimizer = make_stepped_optimizer(net)
+    return net, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2), torch.Generator(), RefusesThirteen()
 
 
 @pytest.mark.parametrize("refused", ["extra", "module", "population"])
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-def test_when_a_part_is_refused_the_others_are_put_back(refused, path):
+def test_a_refused_part_undoes_the_loads_of_the_others(refused, path):
     net, optimizer, scheduler, generator, other = everything()
-    other.held = {"x": torch.ones(2), "n": 13 if refused == "extra" else 1}
-    population = Stubborn()
-    population.held = {"x": torch.ones(2), "n": 13 if refused == "population" else 1}
+    other.values = {"x": torch.ones(2), "n": 13 if refused == "extra" else 1}
+    population = RefusesThirteen()
+    population.values = {"x": torch.ones(2), "n": 13 if refused == "population" else 1}
     scheduler.step()
     torch.rand(3, generator=generator)
     extra = {"generator": generator, "other": other}
     mio.save(path, net, optimizer=optimizer, scheduler=scheduler, extra=extra, population=population)
     net, optimizer, scheduler, generator, other = everything()
-    population = Stubborn()
+    population = RefusesThirteen()
     if refused == "module":
 
         def explode(module, incompatible):
@@ -269,7 +270,7 @@ def test_when_a_part_is_refused_the_others_are_put_back(refused, path):
 
         net.register_load_state_dict_post_hook(explode)
     before = (
-        picture(net, optimizer),
+        snapshot(net, optimizer),
         copy.deepcopy(scheduler.state_dict()),
         generator.get_state(),
         torch.get_rng_state(),
@@ -279,26 +280,26 @@ def test_when_a_part_is_refused_the_others_are_put_back(refused, path):
             path, net, optimizer=optimizer, scheduler=scheduler, population=population,
             extra={"generator": generator, "other": other},
         )  # fmt: skip
-    assert same(picture(net, optimizer), before[0])
+    assert are_equal(snapshot(net, optimizer), before[0])
     assert scheduler.state_dict() == before[1]
     assert torch.equal(generator.get_state(), before[2])
     assert torch.equal(torch.get_rng_state(), before[3])
     for each in (other, population):
-        assert each.held["n"] == 0
-        assert each.held["x"].tolist() == [0.0, 0.0]
+        assert each.values["n"] == 0
+        assert each.values["x"].tolist() == [0.0, 0.0]
 
 
-def test_parts_that_are_not_there_are_refused(path):
+def test_missing_parts_are_refused(path):
     net = nn.Linear(2, 2)
     mio.save(path, net)
     optimizer = torch.optim.SGD(net.parameters())
-    for given, match in [
+    for parts, match in [
         ({"optimizer": optimizer}, "has no optimizer; it has module"),
         ({"extra": {}}, "has no extra"),
         ({"rng": True}, "has no rng"),
     ]:
         with pytest.raises(mio.CheckpointError, match=match):
-            mio.load(path, net, **given)
+            mio.load(path, net, **parts)
     mio.save(path, extra={"a": [1]})
     with pytest.raises(mio.CheckpointError, match="has no module; it has extra"):
         mio.load(path, net)
@@ -322,7 +323,7 @@ def test_parts_that_are_not_there_are_refused(path):
         mio.load(path, optimizer={"b": optimizer})
 
 
-def test_random_states_are_restored_only_for_a_run(path):
+def test_random_states_are_restored_only_with_an_optimizer(path):
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
     mio.save(path, net, optimizer=optimizer)
@@ -338,102 +339,8 @@ def test_random_states_are_restored_only_for_a_run(path):
     assert mio.read(path).rng is None
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
-def test_checkpoints_rotate_and_damaged_ones_are_passed_over(tmp_path):
-    net, generator = nn.Linear(2, 2), torch.Generator()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    given = {"optimizer": optimizer, "extra": {"generator": generator}}
-    run = mio.Checkpointer(tmp_path / "run", net, every=2, keep=3, **given)
-    assert run.resume() == 0
-    assert run.loaded is None
-    weights = {}
-    for step in range(1, 12):
-        with torch.no_grad():
-            net.weight += 1
-        weights[step] = net.weight.detach().clone()
-        assert (run.step(step) is not None) == (step % 2 == 0)
-    assert [path.name for path in run.files()] == [f"step-{n:09d}.safetensors" for n in (6, 8, 10)]
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    assert mio.Checkpointer(tmp_path / "run", net, every=2, **given).resume() == 10
-    assert torch.equal(net.weight, weights[10])
-    data = run.files()[-1].read_bytes()
-    run.files()[-1].write_bytes(data[:-3])
-    again = mio.Checkpointer(tmp_path / "run", net, every=2, **given)
-    with pytest.warns(RuntimeWarning, match="passed over a checkpoint.*000000010"):
-        assert again.resume() == 8
-    assert torch.equal(net.weight, weights[8])
-    assert isinstance(again.loaded.extra["generator"], torch.Generator)
-    assert again.step(9) is None
-    assert again.step(10) is not None
-    assert mio.Checkpointer(tmp_path / "run", net, every=2, **given).resume() == 10
-    # A checkpoint that is whole and does not fit is not passed over.
-    wrong = mio.Checkpointer(tmp_path / "run", nn.Linear(3, 3), every=2)
-    with pytest.raises(mio.CheckpointError, match="does not fit"):
-        wrong.resume()
-    for path in run.files():
-        path.write_bytes(b"")
-    with pytest.warns(RuntimeWarning), pytest.raises(mio.DamagedFileError):
-        mio.Checkpointer(tmp_path / "run", net, every=2).resume()
-    assert sorted(os.listdir(tmp_path / "run"))[0] == "notes.txt"
-
-
-def test_checkpoints_by_time(tmp_path):
-    run = mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=0, keep=1)
-    assert run.step(1).name == "step-000000001.safetensors"
-    later = mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=1000)
-    assert later.resume() == 1
-    assert later.step(2) is None
-    for options in ({}, {"every": 0}, {"every": 1, "keep": 0}, {"seconds": -1}):
-        with pytest.raises(ValueError):
-            mio.Checkpointer(tmp_path, nn.Linear(1, 1), **options)
-    with pytest.raises(ValueError, match="needs something to save"):
-        mio.Checkpointer(tmp_path, every=1)
-    with pytest.raises(ValueError, match="how many steps are done"):
-        run.save(-1)
-
-
-def test_a_run_from_scratch_is_refused_where_another_run_is(tmp_path):
-    def start():
-        return mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
-
-    old = start()
-    for step in (98, 99, 100):
-        old.save(step)
-    before = sorted(os.listdir(tmp_path))
-    for call in (lambda: start().step(1), lambda: start().save(1), lambda: start().step(1, {"a": 1})):
-        with pytest.raises(
-            mio.CheckpointError, match=r"holds a run already, up to step-000000100.*resume\(\).*new directory"
-        ):
-            call()
-    assert sorted(os.listdir(tmp_path)) == before
-    with pytest.raises(mio.CheckpointError, match="step 3 comes after step 100"):
-        old.save(3)
-    assert sorted(os.listdir(tmp_path)) == before
-    resumed = start()
-    assert resumed.resume() == 100
-    resumed.step(101)
-    assert [path.name for path in resumed.files()] == ["step-000000100.safetensors", "step-000000101.safetensors"]
-
-
-def test_a_damaged_checkpoint_is_not_kept_instead_of_a_good_one(tmp_path):
-    run = mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
-    for step in (1, 2, 9):
-        run.save(step)
-    run.files()[-1].write_bytes(b"damaged")
-    again = mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
-    with pytest.warns(RuntimeWarning, match="passed over"):
-        assert again.resume() == 2
-    again.save(3)
-    assert [path.name[5:14] for path in again.files()] == ["000000002", "000000003", "000000009"]
-    again.save(9)
-    assert [path.name[5:14] for path in again.files()] == ["000000003", "000000009"]
-    assert mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1).resume() == 9
-
-
 class Broken:
-    """Refuses every state, its own included."""
+    """An object that refuses every state, its own included."""
 
     def state_dict(self):
         return {"n": 1}
@@ -446,7 +353,7 @@ class Broken:
 def test_an_undo_that_raises_does_not_stop_the_others(where, path):
     def parts():
         net = nn.Linear(2, 2)
-        optimizer = stepped(net)
+        optimizer = make_stepped_optimizer(net)
         generator = torch.Generator()
         other = (
             {"scheduler": Broken()}
@@ -458,39 +365,39 @@ def test_an_undo_that_raises_does_not_stop_the_others(where, path):
         extra = {"generator": generator, **({"other": Broken()} if where == "extra" else {})}
         return net, generator, {"optimizer": optimizer, "extra": extra, **other}
 
-    net, generator, given = parts()
+    net, generator, objects = parts()
     torch.rand(5, generator=generator)
-    mio.save(path, net, **given)
-    net, generator, given = parts()
-    before = picture(net, given["optimizer"]), generator.get_state(), torch.get_rng_state()
+    mio.save(path, net, **objects)
+    net, generator, objects = parts()
+    before = snapshot(net, objects["optimizer"]), generator.get_state(), torch.get_rng_state()
     with pytest.raises(mio.CheckpointError, match="the Broken refuses its state.*Broken raised KeyError") as caught:
-        mio.load(path, net, **given)
+        mio.load(path, net, **objects)
     assert isinstance(caught.value.__cause__, mio.CheckpointError)
-    assert same(picture(net, given["optimizer"]), before[0])
+    assert are_equal(snapshot(net, objects["optimizer"]), before[0])
     assert torch.equal(generator.get_state(), before[1])
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_an_interruption_is_still_an_interruption_when_an_undo_raises(path):
+def test_an_interrupt_propagates_when_an_undo_raises(path):
     class Interrupted(Broken):
         def load_state_dict(self, state):
             raise KeyboardInterrupt if not hasattr(self, "n") else KeyError("never")
 
     net = nn.Linear(2, 2)
-    mio.save(path, net, optimizer=stepped(net), extra={"a": Broken(), "b": Broken()})
+    mio.save(path, net, optimizer=make_stepped_optimizer(net), extra={"a": Broken(), "b": Broken()})
     other = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         mio.load(path, net, extra={"a": other})
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_what_an_optimizer_does_not_find_and_what_is_left_over_is_told(ours, path):
+@pytest.mark.parametrize("modular", [True, False])
+def test_the_result_lists_fresh_and_dropped_names_of_the_optimizer(modular, path):
     def make(sizes):
         net = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
-        optimizer = mo.Optimizer(net, mo.m.Adam(), mo.m.LR(0.1)) if ours else torch.optim.Adam(net.parameters())
+        optimizer = mo.Optimizer(net, mo.m.Adam(), mo.m.LR(0.1)) if modular else torch.optim.Adam(net.parameters())
         for parameter in net.parameters():
             parameter.grad = torch.ones_like(parameter)
-        optimizer.step(mo.closure(lambda: net(torch.ones(1, 2)).sum())) if ours else optimizer.step()
+        optimizer.step(mo.closure(lambda: net(torch.ones(1, 2)).sum())) if modular else optimizer.step()
         return net, optimizer
 
     net, optimizer = make([2, 3, 1])
@@ -498,18 +405,18 @@ def test_what_an_optimizer_does_not_find_and_what_is_left_over_is_told(ours, pat
     net, optimizer = make([2, 3, 4, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = mio.load(path, net, optimizer=optimizer, strict=False)
-    assert set(found.fresh) == {"1.weight", "1.bias", "2.weight", "2.bias"}
-    assert set(found.dropped) == {"1.weight", "1.bias"}
-    if ours:
-        # The optimizer by itself: the same, and by default refused.
+        result = mio.load(path, net, optimizer=optimizer, strict=False)
+    assert set(result.fresh) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert set(result.dropped) == {"1.weight", "1.bias"}
+    if modular:
+        # An optimizer alone has the same report with strict=False, and raises by default.
         net, optimizer = make([2, 3, 4, 1])
         assert set(mio.load(path, optimizer=optimizer, strict=False).dropped) == {"1.weight", "1.bias"}
         with pytest.raises(mio.CheckpointError, match=r"nothing here takes its state of '1.weight', '1.bias'"):
             mio.load(path, optimizer=optimizer)
 
 
-def test_links_that_are_in_one_chain_only_are_told(path):
+def test_links_of_only_one_chain_are_reported(path):
     net = nn.Linear(2, 1)
     optimizer = mo.Optimizer(net, mo.m.ClipNorm(1.0), mo.m.Adam(), mo.m.LR(0.1))
     optimizer.step(mo.closure(lambda: net(torch.ones(1, 2)).sum()))
@@ -517,18 +424,18 @@ def test_links_that_are_in_one_chain_only_are_told(path):
     other = mo.Optimizer(net, mo.m.ClipNorm(1.0), mo.m.Lion(), mo.m.LR(0.1))
     with pytest.raises(mio.CheckpointError, match="the chains differ"):
         mio.load(path, net, optimizer=other)
-    found = mio.load(path, net, optimizer=other, strict=False)
-    assert found.fresh == ("link 1.Lion",)
-    assert found.dropped == ("link 1.Adam",)
+    result = mio.load(path, net, optimizer=other, strict=False)
+    assert result.fresh == ("link 1.Lion",)
+    assert result.dropped == ("link 1.Adam",)
 
 
-def test_an_optimizer_of_other_names_starts_fresh(tmp_path):
+def test_an_optimizer_with_other_names_keeps_its_own_state(tmp_path):
     net = nn.Linear(2, 2)
     opt = mo.Optimizer(net, mo.m.Adam(), mo.m.LR(0.1))
     net(torch.ones(1, 2)).sum().backward()
     opt.step()
     mio.save(tmp_path / "net", net, optimizer=opt)
     other = nn.Sequential(nn.Linear(2, 2))
-    found = mio.load(tmp_path / "net", other, optimizer=mo.Optimizer(other, mo.m.Adam(), mo.m.LR(0.1)), strict=False)
-    assert found.fresh == ("0.weight", "0.bias")
-    assert found.dropped == ("weight", "bias")
+    result = mio.load(tmp_path / "net", other, optimizer=mo.Optimizer(other, mo.m.Adam(), mo.m.LR(0.1)), strict=False)
+    assert result.fresh == ("0.weight", "0.bias")
+    assert result.dropped == ("weight", "bias")

@@ -1,4 +1,4 @@
-"""Public wrappers are the registered storage, after any sequence of what torch can do to a module."""
+"""Public wrappers hold the registered tensors, after any sequence of what torch can do to a module."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize, prune
 import moduli as mo
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, nograd_tensors, tie
-from nn.helpers import Fit, labelled, wrappers_are_storage
+from nn.helpers import Fit, assert_wrappers_are_storage, labelled
 
 NAMES = ["a", "b", "c", "state"]
 names = st.sampled_from(NAMES)
@@ -68,9 +68,9 @@ class Live(RuleBasedStateMachine):
 
     @rule(name=names, value=st.sampled_from([None, 3, "module", "parameter"]))
     def replace(self, name, value):
-        made = {"module": nn.Identity(), "parameter": nn.Parameter(torch.ones(1))}.get(value, value)
-        setattr(self.part, name, made)
-        assert getattr(self.part, name) is made
+        replacement = {"module": nn.Identity(), "parameter": nn.Parameter(torch.ones(1))}.get(value, value)
+        setattr(self.part, name, replacement)
+        assert getattr(self.part, name) is replacement
         self.expected.pop(name, None)
         delattr(self.part, name)
 
@@ -79,13 +79,13 @@ class Live(RuleBasedStateMachine):
         flag=st.sampled_from(["", "overwrite", "swap"]),
     )
     def convert(self, dtype, flag):
-        with future(flag):
+        with flag_set(flag):
             self.module.to(dtype)
         self.everything(lambda value: value.to(dtype))
 
     @rule(flag=st.sampled_from(["", "overwrite", "swap"]))
     def meta_and_back(self, flag):
-        with future(flag):
+        with flag_set(flag):
             state = copy.deepcopy(self.module.state_dict())
             self.module.to("meta")
             assert all(getattr(self.part, name).data.is_meta for name in self.expected)
@@ -102,7 +102,7 @@ class Live(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["deepcopy", "pickle", "save", "weights"]))
     def duplicate(self, how):
-        original, twin = self.module, copied(self.module, how)
+        original, twin = self.module, duplicate_by(self.module, how)
         self.module = twin
         with torch.no_grad():
             for parameter in original.parameters():
@@ -167,19 +167,19 @@ class Live(RuleBasedStateMachine):
 
     @invariant()
     def wrappers_equal_their_storage(self):
-        wrappers_are_storage(self.module)
+        assert_wrappers_are_storage(self.module)
         assert set(self.part._labelled) == set(self.expected)
         registered = {*self.part._parameters, *self.part._buffers}
         assert registered == {("buffer:" if name == "state" else "tensor:") + name for name in self.expected}
         for name, value in self.expected.items():
-            held = getattr(self.part, name)
-            assert held.dtype == value.dtype
-            assert torch.equal(held.data.detach(), value)
+            wrapper = getattr(self.part, name)
+            assert wrapper.dtype == value.dtype
+            assert torch.equal(wrapper.data.detach(), value)
             assert torch.equal(self.part.export(name).data, value)
 
 
 class Reader(nn.Module):
-    """A call that reads public attributes."""
+    """A module whose call reads public attributes of another."""
 
     def __init__(self, part, wanted):
         super().__init__()
@@ -197,8 +197,8 @@ class Plus(nn.Module):
         return x
 
 
-class future:
-    """One of torch's two flags for conversions."""
+class flag_set:
+    """A context in which one of torch's two flags for conversions is set."""
 
     def __init__(self, flag):
         self.flag = flag
@@ -216,7 +216,7 @@ class future:
         self.set(False)
 
 
-def copied(module, how):
+def duplicate_by(module, how):
     if how == "deepcopy":
         return copy.deepcopy(module)
     if how == "pickle":
@@ -239,11 +239,11 @@ TestLive.settings = settings(max_examples=40, stateful_step_count=25, deadline=N
 
 @pytest.mark.parametrize("flag", ["", "overwrite", "swap"])
 @pytest.mark.parametrize("change", ["half", "double", "bfloat16", "float"])
-def test_conversions_by_name(change, flag):
+def test_half_double_bfloat16_and_float_convert_every_wrapper(change, flag):
     module = Fit()
-    with future(flag):
+    with flag_set(flag):
         getattr(module, change)()
-    wrappers_are_storage(module)
+    assert_wrappers_are_storage(module)
     assert module.basis.dtype == module.coef.dtype == module.head.weight.dtype
 
 
@@ -306,7 +306,7 @@ def test_removing_the_registered_name_removes_the_attribute():
     assert list(module.export_all()) == ["basis"]
     assert "coef" not in repr(module)
     module.coef = labelled(2)
-    wrappers_are_storage(module)
+    assert_wrappers_are_storage(module)
 
 
 def test_shallow_copies_share_their_tensors():
@@ -319,7 +319,7 @@ def test_shallow_copies_share_their_tensors():
 def test_ties_survive_conversions(flag):
     module = Fit()
     tie(module, "again", to="coef")
-    with future(flag):
+    with flag_set(flag):
         module.half()
         assert module.again.data is module.coef.data
         module.to("meta").to_empty(device="cpu")
@@ -328,7 +328,7 @@ def test_ties_survive_conversions(flag):
 
 
 class Energy(Tensor):
-    """A tensor of a user's own kind, with an attribute."""
+    """A subclass of `Tensor` with an attribute."""
 
     def __init__(self, data, dims, unit):
         super().__init__(data, dims)
@@ -344,7 +344,7 @@ def test_a_tensor_of_a_subclass_is_owned_and_read_back_as_its_class():
         assert each.e.unit == "eV"
         assert each.e.data is each.get_parameter("e")
         assert each.e.names == ("orbital",)
-    # What is computed from it is a plain Tensor, paired by label.
+    # Results of operations on it are plain Tensors, paired by label.
     total = module.e + mo.tensor(torch.tensor([1.0, 2.0]).double(), orbital=["p", "s"])
     assert type(total) is Tensor
     assert total.data.tolist() == [3.0, 2.0]

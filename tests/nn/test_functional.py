@@ -57,7 +57,7 @@ def test_registrations_on_a_superclass_are_inherited_unless_overridden():
     assert (g()(Base()), f()(Base())) == ("g", "f")
 
 
-def test_the_objects_order_counts_before_the_functionals():
+def test_the_class_of_the_object_takes_precedence_over_the_functional():
     f, g = pair()
     g.register(Base)(action("base on g"))
     f.register(Derived)(action("derived on f"))
@@ -78,7 +78,7 @@ def test_resolution_is_the_first_registration_along_both_orders(registrations, o
     for o, f in registrations:
         functionals[f].register(objects[o])(action((o, f)))
         table[objects[o], functionals[f]] = (o, f)
-        # Resolving in between must not freeze an answer.
+        # Resolving between registrations must not leave a stale result in the cache.
         functionals[functional_at]().allows(objects[obj_at]())
     expected = next(
         (table[o, f] for o in objects[obj_at].__mro__ for f in functionals[functional_at].__mro__ if (o, f) in table),
@@ -93,7 +93,7 @@ def test_resolution_is_the_first_registration_along_both_orders(registrations, o
         assert functional(obj) == expected
 
 
-def test_a_registration_on_a_base_reaches_answers_cached_for_its_subclasses():
+def test_a_registration_on_a_base_invalidates_results_cached_for_subclasses():
     f, g = pair()
     f.register(Base)(action("old"))
     assert g()(Derived()) == "old"
@@ -103,7 +103,7 @@ def test_a_registration_on_a_base_reaches_answers_cached_for_its_subclasses():
     assert g()(Derived()) == "newer"
 
 
-def test_misses_are_cached_and_forgotten_on_registration():
+def test_cached_misses_are_dropped_on_registration():
     f, _ = pair()
     assert not f().allows(Base())
     assert not f().allows(Base())
@@ -144,7 +144,7 @@ def test_a_concrete_class_comes_before_an_abstract_one_and_object_after_it():
     assert f()([1]) == "list"
 
 
-def test_of_two_abstract_classes_the_derived_one_is_used():
+def test_the_more_derived_of_two_abstract_classes_is_used():
     f, _ = pair()
     f.register(Sized)(action("sized"))
     f.register(Sequence)(action("sequence"))
@@ -152,7 +152,7 @@ def test_of_two_abstract_classes_the_derived_one_is_used():
     assert f()({1}) == "sized"
 
 
-def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
+def test_unrelated_abstract_classes_raise_an_error_of_ambiguity():
     P, Q = abc.ABCMeta("P", (), {}), abc.ABCMeta("Q", (), {})
 
     class Both:
@@ -240,7 +240,7 @@ def test_temporary_subclasses_are_garbage_collected(base):
     assert [reference() for reference in references] == [None, None]
 
 
-def test_object_types_met_once_are_garbage_collected():
+def test_object_types_that_were_dispatched_on_are_garbage_collected():
     class F(Functional):
         pass
 
@@ -295,7 +295,7 @@ def test_a_registered_type_dispatches_even_though_forward_exists_and_others_go_t
         act.invoke("a")
 
 
-def test_forward_called_directly_is_the_written_method():
+def test_forward_called_directly_does_not_dispatch():
     act = module_class()()
     assert act.forward(Text("a"), times=2) == "aa"
     assert act(torch.tensor(3.0)).item() == 6.0
@@ -361,13 +361,13 @@ def test_a_forward_inherited_from_a_plain_module_still_dispatches():
 
 
 @pytest.mark.parametrize("value", [Text("a"), "a"], ids=["dispatched", "forward"])
-def test_hooks_are_honoured(value):
-    act, seen = module_class()(), []
-    act.register_forward_pre_hook(lambda module, args: seen.append(("pre", module is act, args)))
-    act.register_forward_hook(lambda module, args, result: seen.append(("post", result)) or result + "?")
+def test_forward_hooks_run_for_actions_and_for_forward(value):
+    act, events = module_class()(), []
+    act.register_forward_pre_hook(lambda module, args: events.append(("pre", module is act, args)))
+    act.register_forward_hook(lambda module, args, result: events.append(("post", result)) or result + "?")
     expected = act.invoke(value) if isinstance(value, Text) else act.forward(value)
     assert act(value) == expected + "?"
-    assert seen == [("pre", True, (value,)), ("post", expected)]
+    assert events == [("pre", True, (value,)), ("post", expected)]
 
 
 def test_a_pre_hook_that_changes_the_argument_changes_the_dispatch():
@@ -376,22 +376,22 @@ def test_a_pre_hook_that_changes_the_argument_changes_the_dispatch():
     assert act("a") == "A"
 
 
-def test_hooks_for_all_modules_are_honoured():
-    act, seen = module_class()(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: seen.append(result))
+def test_global_module_hooks_run():
+    act, results = module_class()(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: results.append(result))
     try:
         act(Text("a"))
     finally:
         handle.remove()
-    assert seen == ["A"]
+    assert results == ["A"]
 
 
-def test_backward_hooks_are_honoured():
-    act, seen = module_class()(), []
-    act.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].item()))
+def test_backward_hooks_run():
+    act, gradients = module_class()(), []
+    act.register_full_backward_hook(lambda module, inputs, outputs: gradients.append(outputs[0].item()))
     x = torch.tensor(3.0, requires_grad=True)
     act(x).backward()
-    assert seen == [1.0]
+    assert gradients == [1.0]
     assert x.grad.item() == 2.0
 
 
@@ -413,16 +413,16 @@ def test_nested_calls_under_hooks_each_dispatch_once():
     assert outer(Text("a")) == "Aa"
 
 
-def test_compile_in_place_is_honoured_for_actions():
-    act, calls = module_class()(), []
+def test_compiling_a_module_in_place_compiles_its_actions():
+    act, graphs = module_class()(), []
 
     def backend(graph, inputs):
-        calls.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     act.compile(backend=backend, fullgraph=True)
     assert act(torch.tensor(3.0)).item() == 6.0
-    assert len(calls) == 1
+    assert len(graphs) == 1
 
 
 def test_compiled_equals_eager_with_and_without_hooks():
@@ -436,11 +436,11 @@ def test_compiled_equals_eager_with_and_without_hooks():
     assert compiled(torch.tensor(3.0)).item() == act(torch.tensor(3.0)).item() == 7.0
 
 
-def test_functionals_of_modules_work_inside_torch_containers():
+def test_actions_are_dispatched_inside_sequential():
     assert nn.Sequential(module_class()(), nn.Identity())(Text("a")) == "A"
 
 
-def test_classes_without_actions_are_left_as_they_are():
+def test_classes_without_actions_keep_the_call_of_torch():
     class Plain(Module):
         def forward(self, x):
             return x

@@ -1,4 +1,4 @@
-"""The page on modules, sentence by sentence: ownership, devices, and what assignment means."""
+"""Each documented statement about `Module`: ownership, devices, and the meaning of assignment."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_assigning_a_tensor_keeps_the_public_wrapper_while_registering_the_under
     assert dict(module.named_parameters())["tensor:weight"] is module.weight.data
 
 
-def test_use_module_when_tensors_should_be_managed_by_optimizers_while_carrying_dimension_metadata():
+def test_optimizers_update_labelled_tensors_and_keep_their_axes():
     module = Fit()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     before, dims = module.export("coef"), module.coef.dims
@@ -60,7 +60,7 @@ def test_the_module_is_also_a_functional_so_calling_dispatches():
     assert Shape()(labelled(2, 3)) == (2, 3)
 
 
-def test_it_tracks_its_logical_device_and_moves_assigned_values_onto_it():
+def test_assigned_values_move_to_the_device_of_the_module():
     module = Module().to_device(Device("meta"))
     module.weight = labelled(2)
     assert module.weight.data.is_meta
@@ -87,7 +87,7 @@ def test_assigned_submodules_move_to_the_modules_device():
     assert plain.weight.is_meta
 
 
-def test_useful_as_a_structured_container_without_a_forward_pass():
+def test_a_module_without_forward_trains_and_exports_do_not_follow():
     class Bag(Module):
         def __init__(self):
             super().__init__()
@@ -96,12 +96,12 @@ def test_useful_as_a_structured_container_without_a_forward_pass():
     bag = Bag()
     optimizer = torch.optim.SGD(bag.parameters(), lr=0.5)
     (bag.amp * bag.amp).sum().backward()
-    snapshot = bag.export("amp")
-    kept = snapshot.data.clone()
+    exported = bag.export("amp")
+    values = exported.data.clone()
     optimizer.step()
-    assert torch.equal(snapshot.data, kept)
-    assert not snapshot.requires_grad
-    assert not torch.equal(bag.amp.data, kept)
+    assert torch.equal(exported.data, values)
+    assert not exported.requires_grad
+    assert not torch.equal(bag.amp.data, values)
 
 
 def test_after_assignment_the_wrapper_is_module_bound():
@@ -110,7 +110,7 @@ def test_after_assignment_the_wrapper_is_module_bound():
     assert module.basis.data is module.get_buffer("basis")
 
 
-def test_reading_still_returns_a_wrapper_whose_autograd_state_is_governed_by_the_module():
+def test_requires_grad_of_the_module_applies_to_the_wrapper():
     module = Fit()
     module.requires_grad_(False)
     assert not module.coef.requires_grad
@@ -134,12 +134,12 @@ def test_assignment_is_owning_by_value():
 def test_exports_cannot_be_changed_by_optimizer_steps_reassignment_or_updates():
     module = Fit()
     exported = module.export_all()
-    kept = {name: tensor.data.clone() for name, tensor in exported.items()}
+    values = {name: tensor.data.clone() for name, tensor in exported.items()}
     with torch.no_grad():
         module.coef.data.add_(1.0)
         module.basis.data.zero_()
     module.coef = labelled(5)
-    assert all(torch.equal(exported[name].data, kept[name]) for name in kept)
+    assert all(torch.equal(exported[name].data, values[name]) for name in values)
 
 
 def test_the_logical_device_defaults_to_cpu():
@@ -198,12 +198,6 @@ def test_buffers_remain_unaffected_by_freeze_and_unfreeze():
     assert not module.basis.requires_grad
 
 
-def test_any_device_bounded_value_is_moved_to_self_device_first():
-    module = Fit().to_device("meta")
-    module.extra = labelled(2)
-    assert module.extra.data.is_meta
-
-
 def test_names_listed_as_nograd_are_registered_as_hidden_buffers_detached():
     module = Fit()
     module.basis = labelled(2, 2)
@@ -211,7 +205,7 @@ def test_names_listed_as_nograd_are_registered_as_hidden_buffers_detached():
     assert list(module._buffers) == ["buffer:basis"]
 
 
-def test_otherwise_the_copy_keeps_requires_grad():
+def test_an_assigned_copy_keeps_requires_grad():
     module = Module()
     module.a, module.b = labelled(2), labelled(2, requires_grad=False)
     assert (module.a.requires_grad, module.b.requires_grad) == (True, False)
@@ -256,7 +250,7 @@ def test_cpu_returns_the_module_on_the_cpu():
     assert module.device == Device("cpu")
 
 
-def test_gpu_means_an_accelerator_or_a_clear_error():
+def test_gpu_moves_to_an_accelerator_or_raises_with_its_name():
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         assert Fit().gpu().device.name == "gpu"
     else:
@@ -317,7 +311,7 @@ class Somewhere(DeviceBounded):
         return self
 
 
-def test_use_before_init_says_so():
+def test_assignment_before_init_raises_and_names_super_init():
     class Early(Module):
         def __init__(self):
             self.w = labelled(2)

@@ -1,4 +1,4 @@
-"""Mistakes of earlier versions of labelled tensors, each with a test of the right behaviour."""
+"""Behaviour of `Tensor`: hashing, indexing, dtypes, sizes, BROADCAST axes, and plain arrays and numbers."""
 
 import functools
 from fractions import Fraction
@@ -14,7 +14,7 @@ from moduli import BROADCAST, Space
 AB, BA = Space(["a", "b"], "x"), Space(["b", "a"], "x")
 
 
-def test_containers_hash_by_identity_and_compare_by_element():
+def test_tensors_hash_by_identity_and_compare_by_element():
     a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([1.0, 3.0], x=["a", "b"])
     assert len({a, b, a}) == 2
     assert {a: 1}.get(b) is None
@@ -44,12 +44,12 @@ def test_containers_hash_by_identity_and_compare_by_element():
     assert [a] == [a]
 
 
-def test_an_integer_between_index_tensors():
+def test_an_integer_between_index_tensors_keeps_labels_with_their_entries():
     t = mo.tensor(torch.arange(2 * 3 * 4 * 3).reshape(2, 3, 4, 3), "p q r s", p=["a", "b"])
     i, j = mo.tensor([0, 2], n=["u", "v"]), mo.tensor([1, 0], n=["u", "v"])
     check(t[:, i, 0, j], t.data[:, i.data, 0, j.data], [t.dims[0], i.dims[0]])
     check(t[:, i, :, j], t.data[:, i.data, :, j.data], [i.dims[0], t.dims[0], t.dims[2]])
-    # Sizes that happen to agree must not hide exchanged labels.
+    # The sizes are equal, so exchanged labels would not raise.
     square = t[:, i, 0, j]
     for label, row in zip("ab", (0, 1), strict=True):
         for name, k in zip("uv", (0, 1), strict=True):
@@ -65,7 +65,7 @@ def test_tensors_without_axes_are_added():
     assert float(sum([one, two])) == 3.0
 
 
-def test_comparison_within_a_tolerance_of_any_dtype():
+def test_isclose_and_allclose_accept_every_dtype():
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int64, torch.complex64):
         t = mo.tensor([1, 2], "x").to(dtype)
         assert t.isclose(1.0).tolist() == [True, False]
@@ -74,12 +74,12 @@ def test_comparison_within_a_tolerance_of_any_dtype():
         assert mo.equal(t, mo.tensor([1.0, 2.0], "x"))
 
 
-def test_one_default_dtype():
+def test_factories_use_the_default_dtype():
     default = torch.get_default_dtype()
     try:
         for dtype in (torch.float32, torch.float64):
             torch.set_default_dtype(dtype)
-            for made in (
+            for created in (
                 mo.zeros(2),
                 mo.ones(2),
                 mo.eye(2),
@@ -88,14 +88,14 @@ def test_one_default_dtype():
                 mo.rand(2),
                 mo.tensor(1.5),
             ):
-                assert made.dtype == dtype
+                assert created.dtype == dtype
             assert (mo.tensor(1.5) + mo.zeros(2)).dtype == dtype
             assert (1.5 * mo.zeros(2)).dtype == dtype
     finally:
         torch.set_default_dtype(default)
 
 
-def test_identity_and_diagonal_go_by_label():
+def test_identity_and_diagonal_pair_by_label():
     dims = [AB, BA.rename("y")]
     matrix = mo.Tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dims)
     check(matrix.diagonal(), torch.tensor([2.0, 3.0]), [AB])
@@ -113,7 +113,7 @@ def test_a_number_does_not_change_the_dtype():
     assert (mo.tensor([1], "x") + 0.5).dtype is torch.float32
 
 
-def test_division_is_torch_s():
+def test_division_equals_torch():
     t = mo.tensor([1.0, -1.0, 0.0], "x")
     assert (t / 0).tolist()[:2] == [float("inf"), float("-inf")]
     values = mo.randn(100, generator=torch.Generator().manual_seed(0))
@@ -121,7 +121,7 @@ def test_division_is_torch_s():
     assert torch.equal((3 / values).data, 3 / values.data)
 
 
-def test_sizes_are_never_reconciled_silently():
+def test_different_sizes_raise():
     with pytest.raises(ValueError, match=r"sizes of paired axes differ: 2 .* and 3"):
         mo.zeros(2) + mo.zeros(3)
     with pytest.raises(ValueError, match="only BROADCAST stretches"):
@@ -157,13 +157,13 @@ def test_equal_is_symmetric():
 
 
 @pytest.mark.parametrize("function", ["eigh", "eigvalsh", "eig", "inv", "det", "cholesky", "matrix_exp"])
-def test_a_broadcast_axis_is_no_column(function):
+def test_linear_algebra_refuses_broadcast_axes(function):
     t = mo.Tensor(torch.ones(2, 1), [AB, BROADCAST])
     with pytest.raises(ValueError, match="BROADCAST"):
         getattr(mo, function)(t)
 
 
-def test_odd_but_legal_arguments():
+def test_empty_tuples_truth_values_and_ellipsis_are_accepted():
     t = mo.tensor([1.0, 2.0], x=["a", "b"])
     for name in ("mean", "sum", "amax", "amin", "prod", "logsumexp", "nansum"):
         check(getattr(t, name)(()), t.data, t.dims)
@@ -176,11 +176,11 @@ def test_odd_but_legal_arguments():
         t[:1].sum("x", keepdim=True)[AB]
 
 
-def test_what_labels_are_made_from_can_change_freely():
-    known = {"a": 0, "b": 1}
-    space = Space(known, "x")
+def test_labels_are_copied_from_their_source():
+    mapping = {"a": 0, "b": 1}
+    space = Space(mapping, "x")
     t = mo.Tensor(torch.zeros(2), space)
-    known["c"] = 2
+    mapping["c"] = 2
     labels = ["a", "b"]
     u = mo.tensor([0.0, 0.0], x=labels)
     labels.reverse()
@@ -193,7 +193,7 @@ def test_what_labels_are_made_from_can_change_freely():
         t.data = torch.zeros(3)
 
 
-def test_arrays_and_numbers_of_every_kind():
+def test_arithmetic_with_arrays_fractions_and_numpy_numbers():
     t = mo.tensor([1.0, 2.0], x=["a", "b"])
     array = np.array([10.0, 20.0])
     check(array * t, torch.tensor([10.0, 40.0], dtype=torch.float64), [AB])
@@ -201,14 +201,14 @@ def test_arrays_and_numbers_of_every_kind():
     check(Fraction(1, 2) * t, t.data / 2, [AB])
     check(t + Fraction(1, 2), t.data + 0.5, [AB])
     check(np.float64(2) * t, t.data * 2, [AB])
-    made = mo.Tensor(array, AB)
-    assert isinstance(made.data, torch.Tensor)
-    check(made + 1, torch.tensor([11.0, 21.0], dtype=torch.float64), [AB])
+    created = mo.Tensor(array, AB)
+    assert isinstance(created.data, torch.Tensor)
+    check(created + 1, torch.tensor([11.0, 21.0], dtype=torch.float64), [AB])
     assert np.asarray(t).tolist() == [1.0, 2.0]
     assert np.asarray(t, dtype=np.int64).tolist() == [1, 2]
 
 
-def test_tensors_without_storage():
+def test_operations_work_on_meta_tensors():
     a = mo.zeros(x=["a", "b"], y=3, device="meta")
     b = mo.zeros(y=3, x=["b", "a"], device="meta")
     for t in (

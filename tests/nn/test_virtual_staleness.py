@@ -1,7 +1,7 @@
 """Virtual tensors are never stale: random operations, after which every read equals a fresh computation.
 
-The first machine makes the changes that a scope promises to notice, inside a scope and outside. The second makes any change
-at all, outside.
+The first machine makes the changes that a scope must notice, inside a scope and outside. The second makes arbitrary
+changes, outside of scopes.
 """
 
 import contextlib
@@ -125,8 +125,8 @@ class Reuse(RuleBasedStateMachine):
     def assign(self, which, value):
         module, dtype = self.module, self.module.child.weight.dtype
         if which in ("b", "offset"):
-            made = Tensor(torch.full((2, 2), float(value), dtype=dtype), getattr(module, which).dims)
-            setattr(module, which, made.attach() if which == "b" else made)
+            tensor = Tensor(torch.full((2, 2), float(value), dtype=dtype), getattr(module, which).dims)
+            setattr(module, which, tensor.attach() if which == "b" else tensor)
         elif which == "child":
             module.child = nn.Linear(2, 2, bias=False, dtype=dtype)
         elif which == "other":
@@ -162,7 +162,7 @@ class Reuse(RuleBasedStateMachine):
     @rule()
     def swap(self):
         weight = self.module.child.weight
-        invalidate()  # a graph that is shared keeps its sources, and torch refuses to swap those
+        invalidate()  # torch refuses to swap tensors that a shared graph refers to
         torch.utils.swap_tensors(weight, nn.Parameter(torch.randn_like(weight)))
 
     @rule(how=st.sampled_from([copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]))
@@ -243,11 +243,11 @@ class Reuse(RuleBasedStateMachine):
     @staticmethod
     def same(read, wanted):
         for name, value in wanted.items():
-            got = read[name]
-            assert torch.allclose(got.to(value.dtype), value, atol=1e-4), name
-            assert got.requires_grad == value.requires_grad, name
+            computed = read[name]
+            assert torch.allclose(computed.to(value.dtype), value, atol=1e-4), name
+            assert computed.requires_grad == value.requires_grad, name
             if name != "object":
-                assert got.dtype == value.dtype, name
+                assert computed.dtype == value.dtype, name
 
 
 class Holder(nn.Module):
@@ -265,7 +265,7 @@ TestReuse.settings = settings(max_examples=30, stateful_step_count=20, deadline=
 
 
 class Anything(nn.Module):
-    """Virtual tensors that read whatever Python lets them read."""
+    """Virtual tensors that read closures, class attributes, arrays, nested containers and random numbers."""
 
     scale = 1.0
     registry = {"power": 1.0}
@@ -377,9 +377,9 @@ class Change(RuleBasedStateMachine):
                 seed = random.randrange(1000)
                 with mode():
                     reseed(seed)
-                    got = [read(), read()]
+                    values = [read(), read()]
                     reseed(seed)
-                    assert all(map(torch.equal, got, [wanted(), wanted()]))
+                    assert all(map(torch.equal, values, [wanted(), wanted()]))
 
     def teardown(self):
         Anything.scale, Anything.registry["power"] = 1.0, 1.0

@@ -1,4 +1,4 @@
-"""Fisher information from data, and batch normalisation measured anew."""
+"""Recipes with data: Fisher information, and batch norm statistics estimated again."""
 
 import copy
 
@@ -31,10 +31,10 @@ def test_fisher_information_is_the_mean_of_squared_gradients_by_example():
     net[0].bias.requires_grad_(False)
     before = copy.deepcopy(net)
     data = batches()
-    found = merge.fisher_information(net, data, classes)
+    information = merge.fisher_information(net, data, classes)
     assert_same(net, before)
     assert all(p.grad is None for p in net.parameters())
-    assert list(found) == ["0.weight", "2.weight", "2.bias"]
+    assert list(information) == ["0.weight", "2.weight", "2.bias"]
 
     def one(parameters, x, y):
         return F.cross_entropy(functional_call(net, parameters, (x[None],)), y[None])
@@ -42,7 +42,7 @@ def test_fisher_information_is_the_mean_of_squared_gradients_by_example():
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     detached = {name: p.detach() for name, p in net.named_parameters()}
     gradients = vmap(grad(one), (None, 0, 0))(detached, x, y)
-    for name, value in found.items():
+    for name, value in information.items():
         torch.testing.assert_close(value, gradients[name].square().mean(0))
 
 
@@ -54,22 +54,24 @@ def test_fisher_information_does_not_depend_on_batches_or_modes():
     assert net.training
     assert_same(net, before)
     singles = [(x[i : i + 1], y[i : i + 1]) for x, y in data for i in range(3)]
-    apart = merge.fisher_information(net, singles, lambda net, batch: classes(net, batch).sum())
+    separate = merge.fisher_information(net, singles, lambda net, batch: classes(net, batch).sum())
     for name, value in together.items():
-        torch.testing.assert_close(apart[name], value)
+        torch.testing.assert_close(separate[name], value)
     with torch.no_grad():
-        quiet = merge.fisher_information(net, data, classes)
-    assert all(torch.equal(quiet[name], value) for name, value in together.items())
+        without_grad = merge.fisher_information(net, data, classes)
+    assert all(torch.equal(without_grad[name], value) for name, value in together.items())
 
 
 def test_fisher_information_of_tied_half_and_complex_parameters():
     net = Tied()
-    found = merge.fisher_information(net, [torch.tensor([[1, 2], [3, 4]])], lambda net, t: net(t).square().mean((1, 2)))
-    assert found["head.weight"] is found["embedding.weight"]
+    information = merge.fisher_information(
+        net, [torch.tensor([[1, 2], [3, 4]])], lambda net, t: net(t).square().mean((1, 2))
+    )
+    assert information["head.weight"] is information["embedding.weight"]
     models = siblings(net, 2)
-    merged = merge.fisher(models, [found, found])
+    merged = merge.fisher(models, [information, information])
     assert merged.head.weight is merged.embedding.weight
-    merge.fisher([dict(model.state_dict()) for model in models], [found, found])
+    merge.fisher([dict(model.state_dict()) for model in models], [information, information])
 
     class Phase(nn.Module):
         def __init__(self):
@@ -80,10 +82,10 @@ def test_fisher_information_of_tied_half_and_complex_parameters():
         def forward(self, x):
             return (self.phase * x).abs().square().sum() * self.gain.float()
 
-    found = merge.fisher_information(Phase(), [torch.tensor([1.0, 2.0])], lambda net, x: net(x))
-    assert found["phase"].dtype == found["gain"].dtype == torch.float32
+    information = merge.fisher_information(Phase(), [torch.tensor([1.0, 2.0])], lambda net, x: net(x))
+    assert information["phase"].dtype == information["gain"].dtype == torch.float32
     # d/dz of 2 |z|^2 x^2 in torch's convention is 4 z x^2.
-    torch.testing.assert_close(found["phase"], torch.tensor([32.0, 16.0 * 16 * 5]))
+    torch.testing.assert_close(information["phase"], torch.tensor([32.0, 16.0 * 16 * 5]))
 
 
 def test_merging_with_information_beats_the_average_where_tasks_use_different_parameters():
@@ -91,7 +93,7 @@ def test_merging_with_information_beats_the_average_where_tasks_use_different_pa
     with torch.no_grad():
         base.weight.zero_()
     tasks = []
-    for column in (0, 1):  # each task sees one input only, and learns one weight
+    for column in (0, 1):  # each task depends on one input and determines one weight
         x = torch.zeros(8, 2)
         x[:, column] = torch.linspace(-1, 1, 8)
         model = copy.deepcopy(base)
@@ -110,7 +112,7 @@ def test_merging_with_information_beats_the_average_where_tasks_use_different_pa
     assert loss(merge.fisher(models, fishers)) < 1e-10 < loss(merge.soup(models))
 
 
-def test_information_that_does_not_fit_is_refused():
+def test_invalid_fisher_information_is_refused():
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     good = {"weight": torch.ones(2, 2)}
     for fishers, text in (
@@ -144,23 +146,23 @@ def test_information_that_does_not_fit_is_refused():
 # -- batch normalisation ----------------------------------------------------------------------------------------------
 
 
-def test_batch_norm_is_measured_on_the_merged_model():
+def test_batch_norm_statistics_are_estimated_on_the_merged_model():
     a, b = (model.train() for model in siblings(BatchNormNet(), 2))
     model = merge.linear([a, b])
     before = copy.deepcopy(model)
     data = [x for x, _ in batches(count=4, size=6)]
-    found = merge.reestimate_batch_norm(model, data)
+    estimated = merge.reestimate_batch_norm(model, data)
     assert_same(model, before)
     hidden = [model[0](x) for x in data]
-    torch.testing.assert_close(found[1].running_mean, sum(h.mean(0) for h in hidden).detach() / 4)
-    torch.testing.assert_close(found[1].running_var, sum(h.var(0) for h in hidden).detach() / 4)
-    assert found[1].num_batches_tracked == 4
-    assert found[1].momentum == model[1].momentum == 0.1
-    assert [m.training for m in found.modules()] == [m.training for m in model.modules()]
-    assert_same(found[4], model[4])
+    torch.testing.assert_close(estimated[1].running_mean, sum(h.mean(0) for h in hidden).detach() / 4)
+    torch.testing.assert_close(estimated[1].running_var, sum(h.var(0) for h in hidden).detach() / 4)
+    assert estimated[1].num_batches_tracked == 4
+    assert estimated[1].momentum == model[1].momentum == 0.1
+    assert [m.training for m in estimated.modules()] == [m.training for m in model.modules()]
+    assert_same(estimated[4], model[4])
 
 
-def test_batches_may_be_tuples_or_anything_with_a_forward():
+def test_batches_are_tensors_tuples_or_anything_with_a_forward():
     model = BatchNormNet().eval()
     data = batches()
     expected = merge.reestimate_batch_norm(model, [x for x, _ in data])

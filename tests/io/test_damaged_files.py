@@ -1,4 +1,4 @@
-"""Files that are damaged or made to do harm: refused with a reason, and nothing has changed."""
+"""Damaged and malicious files: refused with a reason, and nothing is changed."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class Fit(mo.Module):
         mo.nn.tie(self, "again", to="w")
 
 
-def run(seed=0):
+def make_run(seed=0):
     module = Fit(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
     for parameter in module.parameters():
@@ -46,25 +46,25 @@ def run(seed=0):
     return module, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
 
 
-def values(module, optimizer, scheduler):
+def read_values(module, optimizer, scheduler):
     inner = [each for state in optimizer.state_dict()["state"].values() for each in state.values()]
     tensors = [*module.state_dict().values(), *inner, torch.get_rng_state()]
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     return [tensor.clone() for tensor in tensors], repr([groups, scheduler.state_dict()])
 
 
-def same(left, right):
+def are_equal(left, right):
     return left[1] == right[1] and all(map(torch.equal, left[0], right[0]))
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     path = tmp_path_factory.mktemp("hostile") / "good.safetensors"
-    module, optimizer, scheduler = run()
+    module, optimizer, scheduler = make_run()
     torch.manual_seed(5)
     extra = {"epoch": 3, "best": float("inf"), "seen": {1, 2}, 5: (None, np.arange(3)), "g": torch.Generator()}
     mio.save(path, module, optimizer=optimizer, scheduler=scheduler, extra=extra)
-    return path.read_bytes(), values(module, optimizer, scheduler)
+    return path.read_bytes(), read_values(module, optimizer, scheduler)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def split(data):
     return json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
-def joined(header, body):
-    """A file with a header of one's own, and the checksum that belongs to it."""
+def join_file(header, body):
+    """Return a file with the given header and its correct checksum."""
     text = (header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))).encode()
     head = bytearray(len(text).to_bytes(8, "little") + text)
     at = _PLACE
@@ -93,38 +93,38 @@ def joined(header, body):
 
 
 class Target:
-    """Objects to load files into, which must stay as they are when one is refused."""
+    """Objects to load files into, which must not change when a file is refused."""
 
     def __init__(self, path, expected):
         self.path, self.expected = path, expected
-        self.objects = run(1)
-        self.before = values(*self.objects)
+        self.objects = make_run(1)
+        self.before = read_values(*self.objects)
 
     def attempt(self, data, faithful):
-        # A new file each time: disks are slow to write over an old one.
+        # A new file each time, because overwriting is slow on some disks.
         self.path.unlink(missing_ok=True)
         self.path.write_bytes(data)
         module, optimizer, scheduler = self.objects
         try:
             mio.load(self.path, module, optimizer=optimizer, scheduler=scheduler)
         except mio.CheckpointError:
-            assert same(values(*self.objects), self.before)
+            assert are_equal(read_values(*self.objects), self.before)
             return False
         if faithful:
-            assert same(values(*self.objects), self.expected)
-        self.objects = run(1)
-        self.before = values(*self.objects)
+            assert are_equal(read_values(*self.objects), self.expected)
+        self.objects = make_run(1)
+        self.before = read_values(*self.objects)
         return True
 
 
-def test_the_good_file_loads_without_pickle(good, tmp_path, no_pickle):
+def test_an_undamaged_file_is_loaded_without_pickle(good, tmp_path, no_pickle):
     target = Target(tmp_path / "file.safetensors", good[1])
     assert target.attempt(good[0], faithful=True)
     mio.read(target.path)
     mio.inspect(target.path, verify=True)
 
 
-def mutated(data, rng):
+def mutate(data, rng):
     data = bytearray(data)
     kind = rng.randrange(7)
     if kind == 0:
@@ -147,20 +147,20 @@ def mutated(data, rng):
     return bytes(data)
 
 
-def test_damaged_files_are_refused_or_were_not_damaged(good, tmp_path, no_pickle):
+def test_mutated_files_are_refused_or_load_unchanged_values(good, tmp_path, no_pickle):
     target, rng = Target(tmp_path / "file.safetensors", good[1]), random.Random(0)
-    loaded = sum(target.attempt(mutated(good[0], rng), faithful=True) for _ in range(2000))
+    loaded = sum(target.attempt(mutate(good[0], rng), faithful=True) for _ in range(2000))
     assert loaded < 40
 
 
-def leaves(node, path=()):
+def list_paths(node, path=()):
     yield path
     if isinstance(node, dict):
         for key in node:
-            yield from leaves(node[key], (*path, key))
+            yield from list_paths(node[key], (*path, key))
     elif isinstance(node, list):
         for at, each in enumerate(node):
-            yield from leaves(each, (*path, at))
+            yield from list_paths(each, (*path, at))
 
 
 HARMFUL = [
@@ -175,15 +175,15 @@ HARMFUL = [
 
 
 def test_forged_headers_are_refused_or_harmless(good, tmp_path, no_pickle):
-    """Headers with anything in any place, and checksums that are right: only what they say can give them away."""
+    """Headers have harmful values anywhere and correct checksums, so only their content can be refused."""
     target, rng = Target(tmp_path / "file.safetensors", good[1]), random.Random(1)
     header, body = split(good[0])
     content = json.loads(header["__metadata__"]["moduli"])
-    outer, inner = [p for p in leaves(header) if p], [p for p in leaves(content) if p]
+    outer, inner = [p for p in list_paths(header) if p], [p for p in list_paths(content) if p]
     for _ in range(1500):
-        forged, told = json.loads(json.dumps(header)), json.loads(json.dumps(content))
+        forged, forged_content = json.loads(json.dumps(header)), json.loads(json.dumps(content))
         for _ in range(rng.choice([1, 1, 2])):
-            tree, path = (forged, rng.choice(outer)) if rng.random() < 0.3 else (told, rng.choice(inner))
+            tree, path = (forged, rng.choice(outer)) if rng.random() < 0.3 else (forged_content, rng.choice(inner))
             try:
                 for key in path[:-1]:
                     tree = tree[key]
@@ -196,13 +196,13 @@ def test_forged_headers_are_refused_or_harmless(good, tmp_path, no_pickle):
             except (KeyError, IndexError, TypeError):
                 continue
         if isinstance(forged.get("__metadata__"), dict) and isinstance(forged["__metadata__"].get("moduli"), str):
-            forged["__metadata__"]["moduli"] = json.dumps(told)
-        target.attempt(joined(forged, body), faithful=False)
+            forged["__metadata__"]["moduli"] = json.dumps(forged_content)
+        target.attempt(join_file(forged, body), faithful=False)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_bytes_are_refused_in_words(data, tmp_path_factory):
+def test_any_bytes_are_refused_with_the_path_in_the_error(data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     text = data.draw(st.binary(max_size=64) | st.text(max_size=64).map(str.encode), label="header")
     length = data.draw(st.sampled_from([len(text)]) | st.integers(0, 2**64 - 1), label="length")
@@ -212,14 +212,14 @@ def test_any_bytes_are_refused_in_words(data, tmp_path_factory):
             call(path)
         except mio.CheckpointError as error:
             if str(path) not in str(error):
-                raise AssertionError("it does not say which file") from error
+                raise AssertionError("the error does not name the file") from error
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-TRICKS = {
+MALICIOUS = {
     "huge header": (2**60, "{}", b"", "would be"),
     "huge shape": (None, {"w": entry(shape=[2**31, 2**31, 2**31], offsets=[0, 8])}, b"0" * 8, "larger than any memory"),
     "huge empty shape": (None, {"w": entry(shape=[2**62, 2**62, 0], offsets=[0, 0])}, b"", "larger than any memory"),
@@ -251,9 +251,9 @@ TRICKS = {
 }
 
 
-@pytest.mark.parametrize("trick", TRICKS)
-def test_tricks_are_refused_with_the_reason(trick, tmp_path):
-    length, header, body, match = TRICKS[trick]
+@pytest.mark.parametrize("kind", MALICIOUS)
+def test_malicious_files_are_refused_with_the_reason(kind, tmp_path):
+    length, header, body, match = MALICIOUS[kind]
     text = header if isinstance(header, bytes) else (header if isinstance(header, str) else json.dumps(header)).encode()
     path = tmp_path / "file.safetensors"
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + body)
@@ -265,7 +265,7 @@ def test_tricks_are_refused_with_the_reason(trick, tmp_path):
     assert module["w"].tolist() == [0.0, 0.0]
 
 
-def test_names_are_never_paths(tmp_path):
+def test_names_of_tensors_are_never_used_as_paths(tmp_path):
     path = tmp_path / "deep" / "file.safetensors"
     path.parent.mkdir()
     tensors = {"../evil": torch.ones(2), "/etc/evil": torch.ones(2), "a\x00b": torch.ones(1)}
@@ -276,18 +276,18 @@ def test_names_are_never_paths(tmp_path):
     assert os.listdir(path.parent) == ["file.safetensors"]
 
 
-def test_a_newer_format_is_told_apart_from_damage(good, tmp_path):
+def test_a_newer_format_is_not_reported_as_damage(good, tmp_path):
     header, body = split(good[0])
     content = json.loads(header["__metadata__"]["moduli"])
     header["__metadata__"]["moduli"] = json.dumps({**content, "format": 99})
     path = tmp_path / "file.safetensors"
-    path.write_bytes(joined(header, body))
+    path.write_bytes(join_file(header, body))
     with pytest.raises(mio.CheckpointError, match="format 99.*upgrade") as caught:
         mio.read(path)
     assert not isinstance(caught.value, mio.DamagedFileError)
 
 
-def test_every_flipped_byte_of_the_data_is_caught(good, tmp_path):
+def test_flipped_bytes_of_the_data_are_found(good, tmp_path):
     data, path = good[0], tmp_path / "file.safetensors"
     start = 8 + int.from_bytes(data[:8], "little")
     for at in range(start, len(data), 97):
@@ -297,9 +297,9 @@ def test_every_flipped_byte_of_the_data_is_caught(good, tmp_path):
     mio.read(path, checksums=False)
 
 
-def test_no_memory_beyond_the_size_of_the_file(tmp_path):
-    """What a header claims is not allocated: with hardly any memory left, every trick is still refused in words."""
-    for at, (length, header, body, _) in enumerate(TRICKS.values()):
+def test_refusing_a_file_allocates_no_claimed_size(tmp_path):
+    """Sizes in a header are checked before allocation: with 200 MB of memory, every malicious file is refused."""
+    for at, (length, header, body, _) in enumerate(MALICIOUS.values()):
         text = (
             header
             if isinstance(header, bytes)
@@ -325,21 +325,21 @@ def test_no_memory_beyond_the_size_of_the_file(tmp_path):
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
             assert grown < 64_000_000, grown
             code = 0
-        except BaseException:  # noqa: BLE001 - a child must not go on as pytest
+        except BaseException:  # noqa: BLE001 - a child must not continue as pytest
             traceback.print_exc()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-class Evil:
+class RunsCommand:
     def __reduce__(self):
         return os.system, ("echo evil",)
 
 
 def test_torch_files_with_code_in_them_are_refused(tmp_path):
     path = tmp_path / "evil.pt"
-    for payload in (Evil(), {"w": Evil()}):
+    for payload in (RunsCommand(), {"w": RunsCommand()}):
         torch.save(payload, path)
         with pytest.raises(mio.DamagedFileError, match="weights_only"):
             mio.load(path, nn.Linear(1, 1))
@@ -359,7 +359,7 @@ def test_damaged_torch_files_are_refused(tmp_path):
         for _ in range(60):
             module = nn.Linear(2, 2)
             before = module.weight.detach().clone()
-            path.write_bytes(mutated(data, rng))
+            path.write_bytes(mutate(data, rng))
             try:
                 mio.load(path, module)
             except mio.CheckpointError:
@@ -369,14 +369,21 @@ def test_damaged_torch_files_are_refused(tmp_path):
 # -- crafted files -----------------------------------------------------------------------------------------------------
 
 
-def crafted(path, tell, module=None, **parts):
-    """A whole checkpoint whose JSON says something else; every checksum is right."""
+def write_crafted(path, change, module=None, **parts):
+    """Write a checkpoint whose JSON is changed by `change` and whose checksums are correct.
+
+    Args:
+        path: The file.
+        change: Called with the content of the header, to change it in place.
+        module: The module to save.
+        parts: More parts of the checkpoint.
+    """
     mio.save(path, {"w": torch.zeros(2)} if module is None else module, fsync=False, **parts)
     header, body = split(path.read_bytes())
     content = json.loads(header["__metadata__"]["moduli"])
-    tell(content)
+    change(content)
     header["__metadata__"]["moduli"] = json.dumps(content)
-    path.write_bytes(joined(header, body))
+    path.write_bytes(join_file(header, body))
 
 
 @pytest.mark.parametrize("kind", ["$array", "$generator"])
@@ -384,47 +391,47 @@ def test_aliases_of_one_array_do_not_multiply_memory(kind, tmp_path):
     path = tmp_path / "file.safetensors"
     node = {"$array": [">f4", "w"]} if kind == "$array" else {"$generator": ["cpu", "w"]}
 
-    def tell(content):
+    def repeat(content):
         content["extra"] = [node] * 20_000
 
-    crafted(path, tell, {"w": torch.zeros(150_000)})
+    write_crafted(path, repeat, {"w": torch.zeros(150_000)})
     for call in (mio.read, mio.inspect, mio.TensorFile, lambda file: mio.load(file, nn.Linear(1, 1))):
         with pytest.raises(mio.DamagedFileError, match="two arrays in it are made of the tensor 'w'"):
             call(path)
 
 
-def test_a_duplicate_among_many_names_is_found_at_once(tmp_path):
+def test_finding_a_duplicate_name_is_not_quadratic(tmp_path):
     path = tmp_path / "file.safetensors"
     text = "{" + ",".join(f'"{at % 9_989}":{json.dumps(entry(shape=[0], offsets=[0, 0]))}' for at in range(9_990)) + "}"
-    looked = []
+    comparisons = []
 
     class Name(str):
         def __eq__(self, other):
-            looked.append(1)
+            comparisons.append(1)
             return str.__eq__(self, other)
 
         __hash__ = str.__hash__
 
     with pytest.raises(ValueError, match="'0' is there twice"):
         _unique([(Name(at % 9_989), at) for at in range(9_990)])
-    assert len(looked) < 100
+    assert len(comparisons) < 100
     path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
     with pytest.raises(mio.DamagedFileError, match="'0' is there twice"):
         mio.read(path)
 
 
-def test_whatever_a_file_says_can_be_printed_or_is_refused(tmp_path):
-    """Numbers without end, ranges without end, and letters that a terminal would obey."""
+def test_contents_are_printed_without_control_characters_or_refused(tmp_path):
+    """Huge numbers, huge ranges, and control sequences of a terminal."""
     path = tmp_path / "file.safetensors"
     huge, escape = {"$int": hex(10**5000)}, "\x1b]0;owned\x07\x1b[2J\u202e"
 
     def with_metadata(entry_of_root):
-        def tell(content):
+        def change(content):
             content["module"]["metadata"] = {"": entry_of_root}
 
-        return tell
+        return change
 
-    for tell in (
+    for change in (
         with_metadata({"param_config": {"w": {"lr": huge}}}),
         with_metadata({"labels": {"w": [{"name": "x", "labels": [huge, 1]}]}}),
         with_metadata({"labels": {"w": [{"name": "x", "range": [huge, {"$int": hex(10**5000 + 2)}, 1]}]}}),
@@ -435,7 +442,7 @@ def test_whatever_a_file_says_can_be_printed_or_is_refused(tmp_path):
         ),
         lambda content: content.update(extra={escape: 1}, optimizer={"class": escape, "state": {}}),
     ):
-        crafted(path, tell)
+        write_crafted(path, change)
         try:
             page = str(mio.inspect(path))
         except mio.DamagedFileError:
@@ -451,16 +458,16 @@ def test_forged_headers_are_inspected_and_merged_or_refused(good, tmp_path):
     path, out, rng = tmp_path / "file.safetensors", tmp_path / "out", random.Random(2)
     header, body = split(good[0])
     content = json.loads(header["__metadata__"]["moduli"])
-    inner = [p for p in leaves(content) if p]
+    inner = [p for p in list_paths(content) if p]
     for _ in range(250):
-        told = json.loads(json.dumps(content))
-        tree, places = told, rng.choice(inner)
+        forged_content = json.loads(json.dumps(content))
+        tree, places = forged_content, rng.choice(inner)
         for key in places[:-1]:
             tree = tree[key]
         tree[places[-1]] = rng.choice(HARMFUL)
         forged = json.loads(json.dumps(header))
-        forged["__metadata__"]["moduli"] = json.dumps(told)
-        path.write_bytes(joined(forged, body))
+        forged["__metadata__"]["moduli"] = json.dumps(forged_content)
+        path.write_bytes(join_file(forged, body))
         for call in (
             lambda: json.dumps(mio.inspect(path, verify=True).as_dict()),
             lambda: str(mio.inspect(path)),
@@ -472,8 +479,8 @@ def test_forged_headers_are_inspected_and_merged_or_refused(good, tmp_path):
                 continue
 
 
-def test_extra_state_is_verified_before_it_is_carried_into_a_merge(tmp_path):
-    class Keeps(nn.Linear):
+def test_extra_state_is_verified_before_it_is_copied_into_a_merge(tmp_path):
+    class WithExtraState(nn.Linear):
         def get_extra_state(self):
             return {"seen": torch.arange(40.0)}
 
@@ -482,7 +489,7 @@ def test_extra_state_is_verified_before_it_is_carried_into_a_merge(tmp_path):
 
     a, b, out = (tmp_path / name for name in "abc")
     for path in (a, b):
-        mio.save(path, Keeps(2, 2))
+        mio.save(path, WithExtraState(2, 2))
     mio.merge_files("linear", [a, b], out)
     assert mio.read(out).module["_extra_state"]["seen"].tolist() == list(range(40))
     out.unlink()
@@ -496,16 +503,16 @@ def test_extra_state_is_verified_before_it_is_carried_into_a_merge(tmp_path):
         mio.TensorFile(a).verify()
     assert not out.exists()
 
-    def tell(content):
+    def refer_to_a_missing_tensor(content):
         content["module"]["extra_state"]["_extra_state"] = {"$tensor": "nowhere"}
 
-    crafted(a, tell, Keeps(2, 2))
+    write_crafted(a, refer_to_a_missing_tensor, WithExtraState(2, 2))
     with pytest.raises(mio.DamagedFileError, match="'nowhere' that is not in it"):
         mio.merge_files("linear", [a, b], out)
 
 
-def test_settings_that_are_arrays_are_compared(tmp_path):
-    """Groups that are joined must have had the same settings; an array has no truth value."""
+def test_array_settings_of_groups_are_compared(tmp_path):
+    """Groups are merged only if their settings are equal; arrays need a comparison without a truth value."""
     path, net = tmp_path / "file.safetensors", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for other, fine in ((np.arange(3), True), (np.arange(1, 4), False), (np.arange(4), False), (0, False)):
         groups = [
@@ -522,7 +529,7 @@ def test_settings_that_are_arrays_are_compared(tmp_path):
                 mio.load(path, net, optimizer=joint)
 
 
-def test_values_that_are_shown_are_compared_with_their_checksums(tmp_path):
+def test_inspect_verifies_the_values_it_prints(tmp_path):
     path = tmp_path / "net.safetensors"
     mio.save(path, {"large": torch.zeros(1000), "small": torch.tensor([1.0, 2.0])})
     data = bytearray(path.read_bytes())
@@ -532,13 +539,13 @@ def test_values_that_are_shown_are_compared_with_their_checksums(tmp_path):
         mio.inspect(path)
 
 
-def test_a_history_of_very_many_edits_is_told_in_a_page(tmp_path):
+def test_a_history_of_very_many_edits_is_abbreviated(tmp_path):
     path, count = tmp_path / "net", 20_000
 
-    def tell(content):
+    def write_history(content):
         content["module"]["history"] = [[n, f"edit {n} of {'x' * 100}", [f"w{n}"], []] for n in range(1, count + 1)]
 
-    crafted(path, tell, nn.Linear(2, 2))
+    write_crafted(path, write_history, nn.Linear(2, 2))
     page = str(mio.inspect(path))
     assert len(page) < 20_000
     assert f"edit {count} of" in page

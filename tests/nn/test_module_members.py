@@ -1,4 +1,4 @@
-"""The page on modules, name by name: every public name exists with the documented shape."""
+"""The public members of `Module`: each exists with its documented signature, and their names are protected."""
 
 import inspect
 import typing
@@ -10,7 +10,7 @@ from torch import nn
 import moduli.nn as mn
 from moduli.device import DeviceBounded
 from moduli.nn import Functional, Module, ModuleType
-from nn.helpers import Fit, labelled, picture, same_picture
+from nn.helpers import Fit, assert_unchanged, labelled, snapshot
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_module_derives_from_functional_torch_module_and_device_bounded():
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
+    ("name", "arguments"),
     [
         ("export", ["self", "name"]),
         ("export_all", ["self"]),
@@ -46,8 +46,8 @@ def test_module_derives_from_functional_torch_module_and_device_bounded():
         ("invoke", ["self", "obj", "kwargs"]),
     ],
 )
-def test_each_method_has_the_documented_arguments(name, parameters):
-    assert list(inspect.signature(getattr(Module, name)).parameters) == parameters
+def test_each_method_has_its_documented_arguments(name, arguments):
+    assert list(inspect.signature(getattr(Module, name)).parameters) == arguments
 
 
 def test_register_and_get_applicable_types_are_called_on_the_class():
@@ -59,7 +59,7 @@ def test_device_is_a_property():
     assert isinstance(inspect.getattr_static(Module, "device"), property)
 
 
-def test_no_other_public_names_would_shadow_the_children_of_users():
+def test_no_public_names_beyond_the_documented_ones_can_shadow_children():
     documented = {"export", "export_all", "freeze", "unfreeze", "device", "to_device", "gpu", "register",
                   "get_applicable_types", "allows", "invoke"}  # fmt: skip
     added = {name for name in dir(Module) if not name.startswith("_")} - set(dir(nn.Module))
@@ -120,10 +120,10 @@ def test_a_property_with_a_setter_receives_the_tensor():
 )
 def test_a_refused_registration_leaves_the_module_bit_identical(register):
     module = Fit()
-    before = picture(module)
+    before = snapshot(module)
     with pytest.raises(KeyError):
         register(module)
-    same_picture(before, picture(module))
+    assert_unchanged(before, snapshot(module))
 
 
 @pytest.mark.parametrize("name", ["coef", "basis", "head", "note", "new"])
@@ -132,8 +132,8 @@ def test_a_refused_registration_leaves_the_module_bit_identical(register):
 )
 def test_an_assignment_that_fails_in_a_hook_leaves_the_module_bit_identical(name, value):
     module = Fit()
-    module.note = "kept"
-    before = picture(module)
+    module.note = "before"
+    before = snapshot(module)
 
     def refuse(*_):
         raise ValueError("refused")
@@ -150,7 +150,7 @@ def test_an_assignment_that_fails_in_a_hook_leaves_the_module_bit_identical(name
     finally:
         for handle in handles:
             handle.remove()
-    same_picture(before, picture(module))
+    assert_unchanged(before, snapshot(module))
 
 
 def test_repr_shows_owned_tensors_with_their_axes():
@@ -178,7 +178,7 @@ def test_dir_lists_public_names_only():
     assert not any(":" in name for name in names)
 
 
-def test_nograd_tensors_refuses_what_is_no_name_or_no_module():
+def test_nograd_tensors_raises_on_classes_that_are_no_names_or_no_modules():
     with pytest.raises(TypeError, match="takes names"):
         mn.nograd_tensors(Module)
     with pytest.raises(TypeError, match="Module"):
