@@ -108,7 +108,7 @@ def _finish(panel: Any, **labels: str) -> Figure:
 
 
 def _find_shift(problem: dict[str, Any]) -> tuple[float, str]:
-    """Return the number to subtract from losses (an exact optimum, else 0), and the label of the differences."""
+    """Return the optimum, if it is known, and what a value less it is called."""
     exact = problem["exact"] and problem["optimum"] is not None
     shifted = exact and problem["optimum"] != 0
     return (problem["optimum"], "loss above the optimum") if shifted else (0.0, "loss")

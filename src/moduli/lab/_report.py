@@ -120,7 +120,7 @@ def report_data(results: Results) -> dict[str, Any]:
         "expected": len(whole.keys()),
         "standings": [{**asdict(row), "series": series[row.source]} for row in standings(whole)] if whole.runs else [],
         "tuning": _describe_tuning(whole, series) if whole.header.get("tune") else None,
-        "problems": [_describe_curves(results, problem, series) for problem in header["problems"]],
+        "problems": [_problem(results, problem, series) for problem in header["problems"]],
         "profiles": [{"tolerance": tol, "series": profiles(results, tol)} for tol in TOLERANCES],
         "rows": rows,
     }
@@ -146,7 +146,7 @@ def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]
     }
 
 
-def _describe_curves(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
+def _problem(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
     """Return the data of one problem: its curves, and for a function of two numbers the map, paths and clouds."""
     rows = curves(results, problem["name"])
     for curve in rows:
@@ -248,12 +248,12 @@ def picture(results: Results) -> Figure:
         _draw_map(panels.pop(0), problem, styles)
     shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
     for curve in problem["curves"]:
-        points, style = curve["evaluations"], styles[curve["series"]]
+        found, style = curve["evaluations"], styles[curve["series"]]
         median, lower, upper = (
-            [numpy.nan if value is None else max(value - shift, 1e-16) for value in points[key]] for key in QUARTILES
+            [numpy.nan if value is None else max(value - shift, 1e-16) for value in found[key]] for key in QUARTILES
         )
-        panels[0].plot(points["x"], median, **style)
-        panels[0].fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
+        panels[0].plot(found["x"], median, **style)
+        panels[0].fill_between(found["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
     panels[0].set(xscale="log", yscale="log", xlabel="evaluations", title=f"{problem['name']}: loss")
     stairs = profiles(results, SOLVED)
     end = max(3.0, *(series["x"][-1] for series in stairs))
