@@ -66,8 +66,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def locate_cache() -> Path:
     """Return the file of this installation: each environment has one."""
-    place = hashlib.sha256(f"{PACKAGE}\n{sys.prefix}".encode()).hexdigest()[:16]
-    return find_cache() / f"catalogue-{place}.json"
+    digest = hashlib.sha256(f"{PACKAGE}\n{sys.prefix}".encode()).hexdigest()[:16]
+    return find_cache() / f"catalogue-{digest}.json"
 
 
 def compute_key() -> str:
@@ -144,8 +144,8 @@ def _describe_problem(name: str, problems: Any) -> dict[str, Any]:
     except ImportError as error:  # of another package; it is listed with the reason
         unknown = dict.fromkeys(("optimum", "exact", "parameters", "step_seconds"))
         return {"name": name, "summary": str(error), "tags": [], **unknown}
-    about = {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
-    return {**about, "exact": problem.exact, "parameters": problem.dimension, "step_seconds": _time_step(problem)}
+    entry = {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
+    return {**entry, "exact": problem.exact, "parameters": problem.dimension, "step_seconds": _time_step(problem)}
 
 
 def _time_step(problem: Any) -> float | None:

@@ -138,14 +138,14 @@ def print_columns(
         widths[wrap] = min(widths[wrap], max(12, width - sum(widths) - 2 * len(widths) + 2 + widths[wrap]))
     # Importing rich takes longer than the rest, so it prints colours only.
     console = open_output() if any(styles) and sys.stdout.isatty() else None
-    for place, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         cells = [textwrap.wrap(cell, widths[at]) if at == wrap else [cell] for at, cell in enumerate(row)]
         for parts in zip_longest(*cells, fillvalue=""):
             line = "  ".join(f"{part:{size}}" for part, size in zip(parts, widths, strict=True)).rstrip()
             if console is None:
                 sys.stdout.write(line + "\n")
             else:
-                console.print(line, style=styles[place] or None, markup=False, soft_wrap=True)
+                console.print(line, style=styles[row_number] or None, markup=False, soft_wrap=True)
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
@@ -167,10 +167,10 @@ def blame(error: BaseException, reference: str) -> str:
     """
     from ..lab import split_reference
 
-    place, fact = split_reference(reference), f"{type(error).__name__}: {error}"
-    if place is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
-        return "" if place is None else fact
-    file, _ = place
+    parts, fact = split_reference(reference), f"{type(error).__name__}: {error}"
+    if parts is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
+        return "" if parts is None else fact
+    file, _ = parts
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
     return f"{fact}\n  {file}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
 

@@ -132,8 +132,8 @@ def merge(
         summary = {"path": str(output), "recipe": recipe, "files": len(tensors.files), "tensors": len(tensors)}
         print_json({**summary, "parameters": count})
     else:
-        where = "" if len(tensors.files) == 1 else f", in {len(tensors.files)} files"
-        open_errors().print(io.escape(f"{output}: {count:,} numbers in {len(tensors)} tensors{where}"), markup=False)
+        suffix = "" if len(tensors.files) == 1 else f", in {len(tensors.files)} files"
+        open_errors().print(io.escape(f"{output}: {count:,} numbers in {len(tensors)} tensors{suffix}"), markup=False)
 
 
 def _trace(module: str, example: str) -> Any:
@@ -141,14 +141,14 @@ def _trace(module: str, example: str) -> Any:
     from .. import axes, lab
     from ._example import ExampleError, read_example
 
-    place = lab.split_reference(module)
-    if place is None:
+    parts = lab.split_reference(module)
+    if parts is None:
         exit_with_usage(f"--module {module}: write FILE.py:NAME, a function without arguments that returns the module")
     try:
         arguments = read_example(example)
     except ExampleError as error:
         exit_with_usage(f"--example {error}")
-    return axes.trace(lab.load_object(*place)(), *arguments)
+    return axes.trace(lab.load_object(*parts)(), *arguments)
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -105,8 +105,8 @@ def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> lis
     rows = {}
     for name, values in parameters.items():
         stderr = None if errors is None else numpy.array(errors[name])
-        for place, value in numpy.ndenumerate(numpy.array(values)):
-            error = "" if stderr is None else f" {sign} {console.format_number(float(stderr[place]), 2)}"
-            rows["".join([name, *(f"[{at}]" for at in place)])] = console.format_number(value, 6) + error
+        for index, value in numpy.ndenumerate(numpy.array(values)):
+            error = "" if stderr is None else f" {sign} {console.format_number(float(stderr[index]), 2)}"
+            rows["".join([name, *(f"[{at}]" for at in index)])] = console.format_number(value, 6) + error
     width = max(map(len, rows), default=0)
     return [f"  {name:{width}} = {value}" for name, value in rows.items()]

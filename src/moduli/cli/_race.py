@@ -291,9 +291,9 @@ def _print_standings(results: lab.Results, by: str) -> None:
     gains = lab.tuning_gains(results)
     rows = [("optimizer", "mean rank", "95% interval", "solved within 4x", "tied with", "tuning helped")]
     for row in lab.standings(results, by=by):
-        own = [gain["helped"] for gain in gains if gain["source"] == row.source]
+        outcomes = [gain["helped"] for gain in gains if gain["source"] == row.source]
         interval = f"{row.rank_interval[0]:.3g} to {row.rank_interval[1]:.3g}"
-        helped = f"on {sum(own)} of {len(own)}"
+        helped = f"on {sum(outcomes)} of {len(outcomes)}"
         cells = (
             row.contender,
             f"{row.rank:.3g}",

@@ -124,6 +124,6 @@ def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, 
         raise TypeError(f"a contender is a chain or a function of a model, not {shorten(spec)}")
     name = getattr(spec, "__name__", type(spec).__name__)
     module = getattr(spec, "__module__", "")
-    place = f"{module}:{getattr(spec, '__qualname__', name)}"
-    # Closures of one function are defined in one place: labels distinguish them.
-    return Contender(label or name, f"{label}: {place}" if label else place, spec)
+    location = f"{module}:{getattr(spec, '__qualname__', name)}"
+    # Closures of one function have the same location: labels distinguish them.
+    return Contender(label or name, f"{label}: {location}" if label else location, spec)

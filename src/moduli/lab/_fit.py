@@ -140,9 +140,9 @@ def fit(
             loss = next(results)
             loss_now = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
             searched = meter.evaluations - about["evaluations"] >= SEARCHED
-            still = searched and loss_now == about["last"] and not problem.noisy
+            is_unchanged = searched and loss_now == about["last"] and not problem.noisy
             about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
-            about.update(last=loss_now, still=about["still"] + 1 if still else 0)
+            about.update(last=loss_now, still=about["still"] + 1 if is_unchanged else 0)
             if watch.vanished and target is None and not problem.noisy:
                 return RunReason.CONVERGED
             if about["still"] >= STILL or entrant.finished:

@@ -155,11 +155,11 @@ def race(
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as stream:
-        tasks, about = _list_tasks(results, courses, field, settings)
-        groups = _group_tasks(tasks, about, dict(courses)) if tune is not None and stack else []
+        tasks, records = _list_tasks(results, courses, field, settings)
+        groups = _group_tasks(tasks, records, dict(courses)) if tune is not None and stack else []
         with contextlib.closing(execute_all(tasks, limits, workers, chains, groups, executor)) as messages:
             for number, message in messages:
-                record = {**about[number], **message}
+                record = {**records[number], **message}
                 event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
                 if event == "end":
                     results.runs.append(record)
@@ -228,41 +228,41 @@ def _list_tasks(
         Both in the order of `Results.keys`.
     """
     specs = {problem.name: spec for spec, problem in problems}
-    places = {entry.source: at for at, entry in enumerate(contenders)}
-    done = {Results.key(run) for run in results.runs}
+    indices = {entry.source: at for at, entry in enumerate(contenders)}
+    done_keys = {Results.key(run) for run in results.runs}
     tasks: list[Task] = []
-    about: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for key in results.keys():  # noqa: SIM118 - a method of `Results`
-        if key in done:
+        if key in done_keys:
             continue
         name, source, seed, *number = key
-        entry = contenders[places[source]]
+        entry = contenders[indices[source]]
         record = {"kind": "run", "problem": name, "contender": entry.label, "source": source, "seed": seed}
         runner = entry
         if number:
-            setting = settings[places[source]][number[0]]
+            setting = settings[indices[source]][number[0]]
             runner = setting.contender
             record |= {"setting": setting.number, "chain": runner.source, "values": setting.values}
         tasks.append((specs[name], runner.source if runner.is_chain else runner, seed))  # a chain is sent as text
-        about.append(record)
-    return tasks, about
+        records.append(record)
+    return tasks, records
 
 
 def _group_tasks(
-    tasks: Sequence[Task], about: Sequence[Mapping[str, Any]], problems: Mapping[Any, Problem]
+    tasks: Sequence[Task], records: Sequence[Mapping[str, Any]], problems: Mapping[Any, Problem]
 ) -> list[list[int]]:
     """Return groups of tasks that are done together: those of one chain on one problem, as written and with its settings.
 
     Args:
         tasks: The tasks.
-        about: The first entries of their records.
+        records: The first entries of their records.
         problems: The problems, by what names them in the tasks.
 
     Returns:
         The numbers of the tasks of each group.
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, ((spec, runner, seed), record) in enumerate(zip(tasks, about, strict=True)):
+    for number, ((spec, runner, seed), record) in enumerate(zip(tasks, records, strict=True)):
         if isinstance(runner, str):
             problem = problems[spec]
             if not problem.stacks:
@@ -285,5 +285,5 @@ def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
     reference = spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}"
     keys = ("summary", "tags", "optimum", "exact", "tolerance", "noisy", "dimension", "budget", "window", "minimisers")
     # As in a file that is read again: lists in place of tuples.
-    about = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
-    return {"name": problem.name, "reference": reference, **about}
+    values = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
+    return {"name": problem.name, "reference": reference, **values}

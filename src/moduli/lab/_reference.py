@@ -62,10 +62,10 @@ def load_problem(reference: str) -> Problem:
     >>> bowl.name, bowl.dimension, bowl.measure(bowl.model(0))
     ('problem', 3, 6.0)
     """
-    place = split_reference(reference)
-    if place is None:
+    parts = split_reference(reference)
+    if parts is None:
         return get(reference)
-    return as_problem(load_object(*place), place[1])
+    return as_problem(load_object(*parts), parts[1])
 
 
 def load_object(path: Path, name: str) -> Any:

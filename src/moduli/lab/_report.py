@@ -137,7 +137,8 @@ def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]
     return {
         "settings": results.header["tune"],
         "sensitivity": {
-            name: [{**line, "series": series[line["source"]]} for line in own] for name, own in lines.items()
+            name: [{**line, "series": series[line["source"]]} for line in problem_lines]
+            for name, problem_lines in lines.items()
         },
         "gains": [
             {**gain, "series": series[gain["source"]], "chosen": chosen.get((gain["problem"], gain["contender"]), [])}

@@ -131,10 +131,11 @@ class Results:
         header = self.header
         settings = header.get("settings") or [[]] * len(header["contenders"])
         keys: list[RunKey] = []
-        for problem, (contender, own) in product(header["problems"], zip(header["contenders"], settings, strict=True)):
+        pairs = list(zip(header["contenders"], settings, strict=True))
+        for problem, (contender, contender_settings) in product(header["problems"], pairs):
             key = problem["name"], contender["source"]
             keys += [(*key, seed) for seed in sorted(header["seeds"])]
-            keys += [(*key, setting["seed"], at) for at, setting in enumerate(own)]
+            keys += [(*key, setting["seed"], at) for at, setting in enumerate(contender_settings)]
         return keys
 
     @classmethod
@@ -346,8 +347,8 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 def _find_best_at(history: list[list[Any]], column: int, x: float) -> float:
     """Return the best value of a run after x evaluations (column 0 of its history) or x seconds (column 1)."""
-    place = bisect_right(history, x, key=lambda point: point[column])
-    value = history[place - 1][2] if place else None
+    position = bisect_right(history, x, key=lambda point: point[column])
+    value = history[position - 1][2] if position else None
     return math.inf if value is None else float(value)
 
 

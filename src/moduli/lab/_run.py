@@ -75,9 +75,9 @@ def run(
     def add_frame() -> None:
         """Add the positions of the members in the plane to `frames`, for the map of a report."""
         if problem.window is not None and entrant is not None:
-            here = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
-            if entrant.population is not None or frames[-1:] != [here]:
-                frames.append(here)
+            positions = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            if entrant.population is not None or frames[-1:] != [positions]:
+                frames.append(positions)
 
     try:
         with meter.pause():
@@ -107,7 +107,7 @@ def run(
         tracks["cloud"] = thin(frames, CLOUD_FRAMES)
         tracks["generations"] = thin(list(range(len(frames))), CLOUD_FRAMES)
     elif frames:
-        tracks["path"] = thin([here[0] for here in frames], PATH_POINTS)
+        tracks["path"] = thin([positions[0] for positions in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -216,8 +216,8 @@ def thin(items: list[Any], most: int) -> list[Any]:
     """Return at most `most` items, including the first and the last, denser at the beginning, where more changes."""
     if len(items) <= most:
         return items
-    places = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
-    return [items[place] for place in places]
+    indices = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
+    return [items[index] for index in indices]
 
 
 class RunReason(StrEnum):

@@ -203,11 +203,11 @@ class _MemberMeter:
         """Take the present values that the runs are judged by, and end those that reach the target."""
         better = self.alive & (values < self.best)
         self.best = torch.where(better, values, self.best)
-        done = self.alive & (self.best <= self.target) if self.target is not None else torch.zeros_like(self.alive)
-        if bool(done.any()) or self.evaluations >= self.next:
+        at_target = self.alive & (self.best <= self.target) if self.target is not None else torch.zeros_like(self.alive)
+        if bool(at_target.any()) or self.evaluations >= self.next:
             self.record()
-        if bool(done.any()):
-            self.end(done, self.reached)
+        if bool(at_target.any()):
+            self.end(at_target, self.reached)
 
     def record(self) -> None:
         """Add a point to the history of all members."""

@@ -258,12 +258,12 @@ def replace_number(chain: ParsedChain, path: Sequence[PathStep], value: Any) -> 
     """
     (at, key), *rest = path
     link = chain.links[at]
-    place = key if isinstance(key, int) else list(find(link.name).signature.parameters).index(key)
+    position = key if isinstance(key, int) else list(find(link.name).signature.parameters).index(key)
     if rest:
-        inner = link.args[place] if isinstance(key, int) else _read_arguments(link, find(link.name))[key]
+        inner = link.args[position] if isinstance(key, int) else _read_arguments(link, find(link.name))[key]
         value = replace_number(inner, rest, value)  # type: ignore[arg-type]
-    if place < len(link.args):
-        changed = replace(link, args=(*link.args[:place], value, *link.args[place + 1 :]))
+    if position < len(link.args):
+        changed = replace(link, args=(*link.args[:position], value, *link.args[position + 1 :]))
     else:
         changed = replace(link, kwargs=tuple({**dict(link.kwargs), str(key): value}.items()), columns=())
     return ParsedChain((*chain.links[:at], changed, *chain.links[at + 1 :]), chain.source)

@@ -245,13 +245,13 @@ def _assemble(chain: ParsedChain) -> tuple[dict[str, Any] | None, list[Any]]:
     """Return the arguments of a population or None, and the links; for a whole optimizer, its function from a model."""
     population: dict[str, Any] | None = None
     links: list[Any] = []
-    for place, link in enumerate(chain.links):
+    for position, link in enumerate(chain.links):
         part = _make(link, chain.source)
         if isinstance(part, partial) and len(chain.links) > 1:
             raise _make_error(
                 f"{link.name} is a whole optimizer: it stands alone, without other links", link, chain.source
             )
-        if isinstance(part, dict) and place:
+        if isinstance(part, dict) and position:
             raise _make_error("Population stands at the head of a chain", link, chain.source)
         if isinstance(part, dict):
             population = part
@@ -281,8 +281,8 @@ def _find(link: Link, source: str) -> CatalogueEntry:
         raise _make_error(str(error), link, source) from error
     # Case first: `adam` for `Adam` is the commonest mistake, and no distance between strings finds `SGD` from `sgd`.
     same_letters = [name for name in catalogue if name.lower() == link.name.lower()]
-    near = same_letters or difflib.get_close_matches(link.name, catalogue, n=3, cutoff=0.6)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
+    similar = same_letters or difflib.get_close_matches(link.name, catalogue, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else "; `moduli links` lists what there is"
     raise _make_error(f"nothing is called {link.name!r}{hint}", link, source)
 
 
@@ -316,13 +316,17 @@ def _make(link: Link, source: str) -> Any:
     entry = _find(link, source)
     parameters = entry.signature.parameters
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for place, (key, value) in enumerate(link.kwargs, len(link.args)):
+    for position, (key, value) in enumerate(link.kwargs, len(link.args)):
         if key not in parameters and not accepts_any:
-            near = difflib.get_close_matches(key, parameters, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(parameters) or 'no arguments'}"
+            similar = difflib.get_close_matches(key, parameters, n=1)
+            hint = (
+                f"; did you mean {similar[0]!r}?" if similar else f"; it has {', '.join(parameters) or 'no arguments'}"
+            )
             if entry.kind == "link" and key in ("lr", "learning_rate"):
                 hint = f"; a step size is a link of its own: {link.name} | LR({value})"
-            raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
+            raise ChainSyntaxError(
+                f"{link.name} has no argument {key!r}{hint}", source, link.columns[position], len(key)
+            )
     args = [_build_value(value, source) for value in link.args]
     kwargs = {key: _build_value(value, source) for key, value in link.kwargs}
     if entry.kind in ("torch", "factory"):

@@ -102,14 +102,14 @@ class IllLogistic(Problem):
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(23)
-        mixed = torch.randn(400, 20, generator=generator, dtype=torch.float64)
-        mixed = mixed @ (
+        features = torch.randn(400, 20, generator=generator, dtype=torch.float64)
+        features = features @ (
             torch.eye(20, dtype=torch.float64) + 0.3 * torch.randn(20, 20, generator=generator, dtype=torch.float64)
         )
         truth = torch.randn(20, generator=generator, dtype=torch.float64)
-        odds = 0.7 * (mixed @ truth) / 20**0.5
+        odds = 0.7 * (features @ truth) / 20**0.5
         self.y = (torch.rand(400, generator=generator, dtype=torch.float64) < odds.sigmoid()).double()
-        self.x = mixed * torch.logspace(0, -3, 20, dtype=torch.float64)
+        self.x = features * torch.logspace(0, -3, 20, dtype=torch.float64)
         w = torch.zeros(20, dtype=torch.float64)
         for _ in range(30):
             gradient, hessian = self._expand(w)
