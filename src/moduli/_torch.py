@@ -514,11 +514,11 @@ def mark_constant(function: F) -> F:
 def keep_from_tracing(*functions: Any, reason: str | None = None) -> None:
     """Exclude these functions, and all that they call, from `torch.compile`.
 
+    `torch.compiler.disable` would import the compiler, which takes longer than all of moduli.
+
     Args:
         *functions: The functions.
         reason: The reason that the error of `fullgraph=True` gives.
-
-    `torch.compiler.disable` would import the compiler, which takes longer than all of moduli.
 
     Since torch 2.5: the attribute `_torchdynamo_disable`; since torch 2.7 also
     `torch._C._dynamo.eval_frame.set_code_exec_strategy`, before which what they call is traced, with graph breaks, to the

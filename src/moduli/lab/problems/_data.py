@@ -172,7 +172,7 @@ class DigitsMLP(SampledProblem):
 
 
 class Spirals(Problem):
-    """Tell two interleaved spirals apart (Lang and Witbrock 1988): a classic of neuroevolution.
+    """Two interleaved spirals to classify (Lang and Witbrock 1988), a classic of neuroevolution.
 
     A network 2-16-1 of tanh units must bend its boundary around three quarters of a turn. Its biases are random: the spirals
     are symmetric, so with biases of zero their gradients would be rounding errors, which some optimizers divide by their size.
