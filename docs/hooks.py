@@ -1,4 +1,4 @@
-"""What mkdocs does beyond markdown: one API page per room, made from the rooms' own lists of public names.
+"""Hooks of mkdocs: generate the catalogue of links and one API page per room, from the rooms' lists of public names.
 
 The build fails, with a list, when a public name, method or property has no docstring, and when a built page would load
 something from another host.
@@ -24,7 +24,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-# In the order of the house: each room uses only those before it.
+# In the order of the navigation.
 ROOMS = (
     "device",
     "layout",
@@ -50,7 +50,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def rooms() -> list[ModuleType]:
-    """The front door and every room that exists, imported from this checkout."""
+    """Return the package and every room that exists, imported from this checkout."""
     for place in (SOURCE, Path(__file__).resolve().parent):
         if str(place) not in sys.path:
             sys.path.insert(0, str(place))
@@ -63,7 +63,7 @@ def rooms() -> list[ModuleType]:
 
 
 def undocumented(module: ModuleType, seen: set[str] | None = None) -> Iterator[str]:
-    """Every public name, method and property of a module that has no docstring, by its full name."""
+    """Yield the full name of every public name, method and property of a module that has no docstring."""
     seen = set() if seen is None else seen
     if module.__name__ in seen:
         return
@@ -125,7 +125,7 @@ def _has_constant_docstring(module: ModuleType, name: str) -> bool:
             continue
         seen.add(current.__name__)
         body = ast.parse(Path(str(current.__file__)).read_text(encoding="utf-8")).body
-        # The front door tells type checkers where its names come from, and imports them when they are used.
+        # The package declares the origin of its names for type checkers, and imports them when they are used.
         body = [inner for node in body for inner in (node.body if isinstance(node, ast.If) else [node])]
         for statement, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(statement, ast.ImportFrom) and any(
@@ -156,7 +156,7 @@ def _static(module: ModuleType) -> "griffe.Object | griffe.Alias":
 
 
 def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
-    """The API page of a room. The front door's names are described in the rooms they come from, and linked to."""
+    """Return the API page of a room. Names of the package itself are links to the rooms that define them."""
     is_front = module is all_rooms[0]
     static = _static(module)
     parts = [f"# {module.__name__}\n\n{_module_docstring(module)}"]
@@ -180,7 +180,7 @@ def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
 
 
 def supported_functions() -> str:
-    """The torch functions that labelled tensors have a rule for, from the table of rules."""
+    """Return the page of torch functions for which labelled tensors have a rule."""
     import torch
     from torch.overrides import resolve_name
 
@@ -196,8 +196,9 @@ def supported_functions() -> str:
         families.setdefault(family, []).append(short)
     parts = [
         "# Torch functions for labelled tensors",
-        "\nThese functions of torch accept labelled tensors and return labelled results. Any other raises `TypeError`, "
-        "naming the function; apply it to `t.data` and label what comes out.",
+        "\nThese functions of torch accept labelled tensors and return labelled results. Any other raises a `TypeError` that "
+        "names the function; apply it to `t.data`, and label the result with `mo.tensor`. The page is generated from the rules. "
+        "See [labelled tensors](labels.md) for how operands are paired.",
     ]
     for family, members in sorted(families.items()):
         listed = ", ".join(f"`{member}`" for member in members)
@@ -209,7 +210,7 @@ def supported_functions() -> str:
 
 
 def catalogue(pictures: dict[str, str], background: str = "") -> str:
-    """Every link of `moduli.m`, by family: what it does, its arguments, what it needs, its paper, an example and its picture."""
+    """Return the page of all links, by family, each with its arguments, requirements, paper, example and picture."""
     m = importlib.import_module("moduli.m")
     parts_of_m = {
         name: value
@@ -220,9 +221,10 @@ def catalogue(pictures: dict[str, str], background: str = "") -> str:
     count = sum(map(len, families.values()))
     parts = [
         "# The catalogue",
-        f"\nAll {count} names of `moduli.m`, by family. A link takes the update of the links before it and makes another; "
-        "`mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))` is a chain of three. Links that need more than the "
-        "gradient say so. How to make one: [write your own link](write-a-link.md).\n",
+        f"\nAll {count} names of `moduli.m`, by family. A link transforms the update of the links before it; "
+        "`mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))` is a chain of three. Each entry lists what the link "
+        "needs, such as the gradient or a closure. [Optimizers](optim.md) explains chains, and [write your own "
+        "link](write-a-link.md) how to add a link. Pictures show 25 steps on Rosenbrock's function.\n",
         background + "\n",
         "| family | links |\n|---|---|",
     ]
@@ -239,7 +241,7 @@ _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|References):\n(
 
 
 def _link(name: str, value: object, picture: str = "") -> str:
-    """One link of the catalogue, with the picture of its path."""
+    """Return the entry of one link in the catalogue, with the picture of its path."""
     doc = (inspect.getdoc(value) or "") + "\n"
     sections = {title: textwrap.dedent(body).strip() for title, body in _SECTION.findall(doc)}
     text = _SECTION.split(doc)[0].strip()
@@ -259,7 +261,7 @@ def _link(name: str, value: object, picture: str = "") -> str:
 
 
 def _signature(value: object) -> str:
-    """Names and defaults, without types."""
+    """Return the names and defaults of the arguments, without types."""
     shown = []
     made = inspect.signature(value.__init__ if inspect.isclass(value) else value)  # type: ignore[misc, arg-type]
     for parameter in (parameter for key, parameter in made.parameters.items() if key != "self"):
@@ -290,7 +292,7 @@ def _module_docstring(module: ModuleType) -> str:
 
 
 def _summary(value: object) -> str:
-    """The first line of a docstring; constants and type aliases only have that of their type."""
+    """Return the first line of a docstring, or nothing for constants and type aliases, which have the docstring of their type."""
     described = inspect.isclass(value) or (callable(value) and not _is_alias(value))
     return (inspect.getdoc(value) or "").partition("\n")[0] if described else ""
 
@@ -318,14 +320,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _page_of(module: ModuleType, all_rooms: list[ModuleType]) -> str:
-    """The API page of a room. The links have a page of their own, generated from the same docstrings."""
+    """Return the API page of a room; that of `moduli.m` refers to the catalogue."""
     if module.__name__ == "moduli.m":
         return f"# moduli.m\n\n{inspect.getdoc(module)}\n\nEvery link is described in [the catalogue](../links.md).\n"
     return page(module, all_rooms)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Refuse undocumented names, then make the API pages."""
+    """Raise an error for undocumented names, then make the API pages."""
     all_rooms = rooms()
     seen: set[str] = set()
     missing = [name for module in all_rooms for name in undocumented(module, seen)]
@@ -343,7 +345,7 @@ _MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', 
 
 
 def maths(html: str, where: str) -> str:
-    """Formulas as MathML, which browsers draw by themselves: nothing is loaded for them."""
+    """Return a page with its formulas as MathML, which browsers draw without a library."""
 
     def drawn(found: re.Match[str]) -> str:
         formula = unescape(found[2])
@@ -364,7 +366,7 @@ _FOREIGN = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=\"?(ht
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse pages that load something from another host."""
+    """Raise an error for pages that load something from another host."""
     foreign = [
         f"{built.relative_to(config.site_dir)}: {match.group(0)}"
         for built in sorted(Path(config.site_dir).rglob("*.html"))

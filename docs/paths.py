@@ -1,7 +1,7 @@
-"""Pictures of links: the path that each takes on Rosenbrock's function, as inline SVG, drawn while the site is built.
+"""Pictures of links for the catalogue: the path of each on Rosenbrock's function, as inline SVG, drawn while the site is built.
 
-The chains are those of the law book (`tests/laws/rows`), which has the smallest chain of each link. The map lies once on the page,
-and each picture refers to it.
+The chains are those of the tests (`tests/laws/rows`), which have the smallest chain of each link. The contour lines are on the page
+once, and each picture refers to them.
 """
 
 import math

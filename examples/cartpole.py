@@ -1,13 +1,13 @@
 """Solve CartPole-v1 and Acrobot-v1 of Gymnasium with a linear policy, by CMA-ES.
 
-CartPole-v1 counts as solved at a mean return of 475 over 100 episodes, Acrobot-v1 at -100. The search sees a few episodes with
-fixed starts; the 100 episodes after it have other starts. Run it with `python examples/cartpole.py`; it needs `moduli[gym]`.
+CartPole-v1 counts as solved at a mean return of 475 over 100 episodes, Acrobot-v1 at -100. The search evaluates a few episodes
+with fixed initial states; the 100 test episodes have others. Run it with `python examples/cartpole.py`; it needs `moduli[gym]`.
 
-Evaluations until a member has a mean return of 500 over 16 episodes of CartPole-v1, for a linear policy without bias from zero
-with a step size of 1, seeds 0, 1, 2 and so on: 30, 20 and 40 here, and 80, 30, 60 and 50 with evotorch 0.6.1 (`GymNE` and
-`CMAES`, with the same 10 members; it draws other starts for each evaluation, while starts are fixed here, which is easier). For
--80 over 4 episodes of Acrobot-v1 it was 36 and 24 here, and 36 with evotorch (one seed). So few runs tell factors, not tenths,
-apart.
+A comparison with evotorch 0.6.1 (`GymNE` and `CMAES`, also with 10 members): the number of evaluations until a member has a mean
+return of 500 over 16 episodes of CartPole-v1, for a linear policy without bias, from zero with a step size of 1, with seeds 0, 1,
+2 and so on. It is 30, 20 and 40 here, and 80, 30, 60 and 50 with evotorch, which draws other initial states for each evaluation,
+while they are fixed here, which is easier. A return of -80 over 4 episodes of Acrobot-v1 took 36 and 24 evaluations here, and 36
+with evotorch (one seed). With so few runs only large differences are meaningful.
 """
 
 import sys
@@ -24,7 +24,7 @@ from moduli.evolve import problems, search
 
 
 def solve(name: str, episodes: int, goal: float, solved: float, seed: int = 1) -> None:
-    """Evolve a linear policy until its mean return over a few episodes is the goal, and try it on a hundred others."""
+    """Evolve a linear policy until its mean return over a few episodes is the goal, and test it on a hundred others."""
     problem = problems.gym(name, episodes=episodes)
     policy = torch.nn.Linear(problem.observations, problem.actions, bias=False)
     torch.nn.init.zeros_(policy.weight)

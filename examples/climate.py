@@ -1,4 +1,4 @@
-"""Warming per region from two archives with gaps, whose years and latitudes overlap, with standard errors and a map.
+"""Estimate the warming per region from two archives with gaps, whose years and latitudes overlap, and draw a map.
 
 Run it with `python examples/climate.py`; it needs `moduli[plot]` and writes `trend.png`.
 """
@@ -10,7 +10,7 @@ import torch
 
 import moduli as mo
 
-WARMING = {"tropics": 0.10, "middle": 0.20, "polar": 0.45}  # degrees per decade, what the data are made with
+WARMING = {"tropics": 0.10, "middle": 0.20, "polar": 0.45}  # degrees per decade in the synthetic data
 MONTHS = np.arange("1980-01", "2010-01", dtype="datetime64[M]").astype("datetime64[D]")
 LATITUDES = np.arange(-85.0, 90.0, 10.0)
 LONGITUDES = np.arange(0.0, 360.0, 30.0)
@@ -22,7 +22,7 @@ def find_region(latitude: float) -> str:
 
 
 def measure(months: np.ndarray, latitudes: np.ndarray, gaps: float, seed: int) -> mo.Tensor:
-    """Return monthly temperatures of an archive: a season, a trend, noise, and gaps."""
+    """Return synthetic monthly temperatures of an archive: a season, a trend, noise, and gaps."""
     generator = torch.Generator().manual_seed(seed)
     dims = (mo.Space(months, "time"), mo.Space(latitudes, "lat"), mo.Space(LONGITUDES, "lon"))
     month = np.arange(len(months)) + (months[0] - MONTHS[0]).astype("timedelta64[M]").astype(int)
@@ -36,20 +36,20 @@ def measure(months: np.ndarray, latitudes: np.ndarray, gaps: float, seed: int) -
 
 
 def combine(*archives: mo.Tensor) -> mo.Tensor:
-    """Return the mean of archives where several have an entry, and the one that there is elsewhere."""
-    with mo.join("outer"):  # what an archive does not cover is NaN
+    """Return the mean of all archives that have an entry."""
+    with mo.join("outer"):  # entries that an archive does not cover are NaN
         together = mo.stack(archives, "archive").mean("archive", skipna=True)
     return together.sel(time=MONTHS, lat=LATITUDES)  # in order
 
 
 def remove_season(values: mo.Tensor) -> mo.Tensor:
-    """Return differences from the mean of each month in years that both archives have: cells begin at different times."""
+    """Return differences from the mean of each month over years that both archives cover, since cells begin at different times."""
     usual = values.sel(time=slice("1990", "1999")).groupby("time.month").mean(skipna=True)
     return values.groupby("time.month") - usual
 
 
 def average_regions(values: mo.Tensor) -> mo.Tensor:
-    """Return the mean of each region, by the area of its cells that have a value."""
+    """Return the mean of each region, weighted by the area of its cells that have a value."""
     area = mo.tensor(np.cos(np.deg2rad(LATITUDES)), lat=LATITUDES)
     weighted = (values * area).groupby(lat=find_region).sum(skipna=True).sum("lon")
     weights = (values.notnull() * area).groupby(lat=find_region).sum().sum("lon")

@@ -1,9 +1,9 @@
-"""A transformer that reads characters grows while it is trained: from 2 to 4 layers and from 64 to 128 units.
+"""Grow a character-level transformer during training: from 2 to 4 layers and from 64 to 128 units.
 
-The layers start as the identity and the units as copies, so the loss goes on from where it is; the optimizer keeps the moments of
-everything that was there. Beside it, the same model is trained at its full size from the start.
+New layers start as the identity and new units as copies, so the loss does not change; the optimizer keeps the moments of all
+weights that existed before. For comparison, a model of the full size is trained from the start.
 
-Run it with `python examples/grow_a_transformer.py`, or with `--steps 2000` for a longer race.
+Run it with `python examples/grow_a_transformer.py`, or with `--steps 2000` for a longer comparison.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import moduli as mo
 from moduli import m, particles
 
 LENGTH, HEAD_SIZE, BATCH = 48, 16, 8
-# The text is the library itself.
+# The text is source code of the library.
 FILES = sorted((pathlib.Path(mo.__file__).parent / "particles").glob("*.py"))
 TEXT = "".join(file.read_text(encoding="utf-8") for file in FILES)
 LETTERS = sorted(set(TEXT))
@@ -26,7 +26,7 @@ IDS = torch.tensor([LETTERS.index(letter) for letter in TEXT])
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer, each beside the residual stream. Heads have one size, so their number follows the weights."""
+    """Attention and a hidden layer with residual connections. The size of heads is fixed, so their number depends on the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Reader(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(LENGTH, width)
+        self.letters, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(LENGTH, width)  # tokens, positions
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
 
@@ -62,7 +62,7 @@ class Reader(nn.Module):
 
 
 def draw(generator: torch.Generator, count: int) -> Tensor:
-    """Return rows of characters from random places of the text."""
+    """Return rows of characters from random positions in the text."""
     starts = torch.randint(0, len(IDS) - LENGTH - 1, (count,), generator=generator)
     return torch.stack([IDS[start : start + LENGTH + 1] for start in starts.tolist()])
 
@@ -119,11 +119,11 @@ def main() -> None:
     plan = {steps // 4: "deepen", steps // 3: "deepen", steps // 2: "widen"}
     for name, width, layers, growth in (("grown", 64, 2, plan), ("large from the start", 128, 4, {})):
         torch.manual_seed(0)
-        net, began = Reader(width, layers), time.perf_counter()
+        net, start = Reader(width, layers), time.perf_counter()
         print(f"{name}: {layers} layers of {width} units")
         curve = train(net, steps, growth)
         print("  loss:", *(f"{loss:.2f}" for loss in itertools.islice(curve, 12)))
-        print(f"  {len(net.blocks)} layers of {net.head.in_features} units, {time.perf_counter() - began:.1f} s")
+        print(f"  {len(net.blocks)} layers of {net.head.in_features} units, {time.perf_counter() - start:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Fit a labelled linear model by gradient descent and print what was learned, coefficient by coefficient.
+"""Fit a labelled linear model by gradient descent and print the fitted coefficients beside the true ones.
 
-Run it with `make run`, or `python examples/labelled_fit.py`.
+Run it with `python examples/labelled_fit.py`.
 """
 
 import torch
@@ -13,18 +13,18 @@ TRUTH = {"bias": 1.5, "age": -0.8, "dose": 2.0, "age*dose": 0.3}
 
 
 def measurements(count: int, generator: torch.Generator) -> tuple[mo.Tensor, mo.Tensor]:
-    """Patients with their features, and the noisy response that the truth gives them."""
+    """Return the features of patients, and their response to the true coefficients with noise."""
     age, dose = torch.randn(2, count, generator=generator, dtype=torch.float64)
     columns = {"dose": dose, "bias": torch.ones_like(dose), "age*dose": age * dose, "age": age}
     features = mo.stack({name: mo.tensor(column, "patient") for name, column in columns.items()}, "feature")
     truth = mo.tensor(list(TRUTH.values()), feature=list(TRUTH), dtype=torch.float64)
     noise = 0.1 * mo.randn(patient=count, generator=generator, dtype=torch.float64)
-    # The features were stacked in another order than the truth was written in: labels pair them.
+    # Features and true coefficients are in different orders, and are paired by label.
     return features, mo.dot(truth, features, over="feature") + noise
 
 
 def fit(features: mo.Tensor, response: mo.Tensor, steps: int = 200, rate: float = 0.2) -> tuple[mo.Tensor, list[float]]:
-    """Coefficients that minimise the mean squared error, and the loss on the way there."""
+    """Return the coefficients that minimise the mean squared error, and the losses of all steps."""
     coefficients = mo.zeros(features.dims[:1], dtype=torch.float64).attach()
     losses = []
     for _ in range(steps):

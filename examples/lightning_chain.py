@@ -1,7 +1,7 @@
-"""Lightning: a trainer logs the settings of a chain of links, and trains a population of models.
+"""Lightning: log the settings of a chain of links, and train a population of models.
 
-`LearningRateMonitor` sees the learning rate in the optimizer's groups; every other setting is read from its link. The second
-module holds a population: its losses are one for each member, and the trainer logs the best of them and their spread.
+`LearningRateMonitor` reads the learning rate from the optimizer's groups; all other settings are read from the links. The second
+module has a population, with one loss for each member; the trainer logs the smallest and their standard deviation.
 """
 
 import sys
@@ -24,10 +24,10 @@ Y = X.sin().sum(1, keepdim=True)
 
 
 class Reporter(lightning.Callback):
-    """Prints what was logged at the end of every epoch, and the settings of each link."""
+    """Prints the logged values at the end of every epoch, and the settings of each link."""
 
     def on_train_epoch_end(self, trainer, pl_module):
-        """Called by the trainer."""
+        """Print one line per epoch."""
         opt = trainer.optimizers[0]
         settings = {
             f"{type(link).__name__}.{key}": value for link in opt.modules for key, value in link.defaults.items()
@@ -37,7 +37,7 @@ class Reporter(lightning.Callback):
 
 
 class One(lightning.LightningModule):
-    """One network, stepped by a chain."""
+    """One network that is trained by a chain."""
 
     def __init__(self):
         super().__init__()
@@ -45,14 +45,14 @@ class One(lightning.LightningModule):
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
 
     def training_step(self, batch, index):
-        """One step."""
+        """Return the loss of one step."""
         x, y = batch
         loss = (self.net(x) - y).square().mean()
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self):
-        """The chain."""
+        """Return the optimizer."""
         return mo.Optimizer(self.net, m.ClipNorm(1.0), m.Adam(beta1=0.8), m.LR(1e-2))
 
 
@@ -66,18 +66,18 @@ class Many(lightning.LightningModule):
         self.pop = mo.Population.of(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)), 16)
 
     def training_step(self, batch, index):
-        """One step."""
+        """Return the loss of one step."""
         x, y = batch
         losses = self.optimizers().optimizer.step(mo.closure(lambda net: (net(x) - y).square().mean()))
         self.log_dict({"best": losses.min(), "spread": losses.std()})
 
     def configure_optimizers(self):
-        """The chain."""
+        """Return the optimizer."""
         return mo.Optimizer(self.pop, m.Adam(), m.LR(torch.logspace(-3, -1, 16)))
 
 
 def main():
-    """Train both."""
+    """Train both modules."""
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=32)
     for module in (One(), Many()):
         trainer = lightning.Trainer(
@@ -93,5 +93,5 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # about workers of data loaders
+    warnings.simplefilter("ignore")  # Lightning warns about the number of data loader workers
     main()

@@ -1,4 +1,4 @@
-"""Muon for each attention head by itself, on a transformer that reads characters.
+"""Train a character-level transformer with Muon, which orthogonalises the matrix of each attention head separately.
 
 Run it with `python examples/muon_heads.py`.
 """
@@ -47,7 +47,7 @@ class Reader(nn.Module):
 
 
 def train(batch: str | None, steps: int = 60) -> float:
-    """Return the loss of the last step; `batch` names the axis whose entries are matrices by themselves."""
+    """Return the loss of the last step; `batch` names the axis along which parameters are split into separate matrices."""
     torch.manual_seed(0)
     ids = torch.tensor([LETTERS.index(letter) for letter in TEXT])
     net = Reader()
@@ -67,7 +67,7 @@ def train(batch: str | None, steps: int = 60) -> float:
 
 
 def main() -> None:
-    """Train with the projection as one matrix, and with a matrix for each head."""
+    """Train with the projection as one matrix, and with one matrix for each head."""
     for name, batch in (("whole projections", None), ("heads", "head")):
         print(f"Muon of {name}: loss {train(batch):.3f}")
 

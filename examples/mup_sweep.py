@@ -1,4 +1,4 @@
-"""The best learning rate of a narrow network serves a wide one, with the maximal update parametrization.
+"""Sweep learning rates at two widths: with the maximal update parametrization (muP) both widths have the same best rate.
 
 Run it with `python examples/mup_sweep.py`.
 """
@@ -17,7 +17,7 @@ STEPS = 12
 
 
 def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of digits, and which they are."""
+    """Return images of digits and their classes."""
     data = load_digits()
     x = torch.tensor(data.data[:300], dtype=torch.float32) / 16
     return x - x.mean(0), torch.tensor(data.target[:300])

@@ -1,4 +1,4 @@
-"""A noisy, badly scaled valley, where following noisy slopes gets stuck and CMA-ES does not.
+"""Minimise a noisy, ill-conditioned function with four methods, of which only CMA-ES reaches the minimum within the budget.
 
 Run it with `python examples/noisy_function.py`.
 """
@@ -12,14 +12,14 @@ DIM, BUDGET = 10, 6000
 
 
 def valley(x: Tensor) -> Tensor:
-    """An ellipsoid with axes from 1 to 1000, turned by 45 degrees in each pair of coordinates."""
+    """Return a quadratic form with eigenvalues from 1 to 1000, rotated by 45 degrees in each pair of coordinates."""
     a, b = x[..., 0::2], x[..., 1::2]
-    turned = torch.cat([a + b, a - b], -1) / 2**0.5
-    return (turned.square() * torch.logspace(0, 3, DIM, dtype=x.dtype)).sum(-1)
+    rotated = torch.cat([a + b, a - b], -1) / 2**0.5
+    return (rotated.square() * torch.logspace(0, 3, DIM, dtype=x.dtype)).sum(-1)
 
 
 def measured(x: Tensor, noise: torch.Generator) -> Tensor:
-    """What can be seen of it: each value is off by a few per cent, differently each time."""
+    """Return values with a relative error of about five per cent, which is drawn again at each call."""
     value = valley(x)
     return value * (1 + 0.05 * torch.randn(value.shape, generator=noise, dtype=x.dtype))
 
@@ -33,14 +33,14 @@ def main() -> None:
         "PSO": PSO(start, population=20, max_evaluations=BUDGET),
         "DE": DE(start, population=20, max_evaluations=BUDGET),
     }
-    found = {}
+    values = {}
     for name, search in searches.items():
         noise = torch.Generator().manual_seed(1)
         while not search.should_stop():
             search.tell(measured(search.ask(), noise))
-        found[name] = float(valley(search.mean))
-        print(f"{name:8s} {found[name]:10.3g}   {search.should_stop()}")
-    if min(found, key=found.__getitem__) != "CMA-ES":
+        values[name] = float(valley(search.mean))
+        print(f"{name:8s} {values[name]:10.3g}   {search.should_stop()}")
+    if min(values, key=values.__getitem__) != "CMA-ES":
         raise SystemExit("CMA-ES should have won")
 
 

@@ -1,8 +1,8 @@
-"""Ray Tune: trials report the settings of a chain, and a trial is a whole population.
+"""Ray Tune: trials report the settings of a chain, and each trial trains a population.
 
-Each trial trains sixteen networks at once, whose learning rates spread around the one that the trial was given, and reports the
-best loss, the learning rate of the best member, and every setting of the chain. Run it with `python examples/ray_tune_chain.py`
-for Ray on this machine, or on a node of a cluster with `python examples/ray_tune_chain.py auto`.
+Each trial trains sixteen networks together, whose learning rates are spread around that of the trial, and reports the
+best loss, the learning rate of the best member, and all settings of the chain. `python examples/ray_tune_chain.py` runs Ray on this
+machine, `python examples/ray_tune_chain.py auto` uses a cluster.
 """
 
 import sys
@@ -22,7 +22,7 @@ from moduli import m
 
 
 def train(config):
-    """One trial."""
+    """Run one trial."""
     torch.manual_seed(0)
     x = torch.randn(64, 4)
     y = x.sin().sum(1, keepdim=True)
@@ -43,11 +43,11 @@ def train(config):
 
 
 def main(address=None):
-    """Two trials."""
+    """Run two trials and print the best result."""
     ray.init(address or "local", include_dashboard=False, log_to_driver=False)
     space = {"lr": tune.grid_search([1e-3, 1e-2]), "beta1": 0.9}
-    found = tune.Tuner(train, param_space=space, tune_config=tune.TuneConfig(metric="loss", mode="min")).fit()
-    best = found.get_best_result()
+    results = tune.Tuner(train, param_space=space, tune_config=tune.TuneConfig(metric="loss", mode="min")).fit()
+    best = results.get_best_result()
     print(f"loss {best.metrics['loss']:.4f} with lr {best.metrics['best lr']:.2g}, beta1 {best.metrics['Adam.beta1']}")
 
 

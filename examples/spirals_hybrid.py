@@ -1,8 +1,8 @@
-"""Two spirals: a population of small networks, each descending its gradient while the swarm pulls them together.
+"""Two spirals: train a population of small networks by gradients, by a particle swarm, and by both.
 
-Gradient steps and swarm moves are links of one chain, and the swarm needs no evaluation of its own: the one that gives the
-gradients gives the losses too. The mixture is compared with either alone. On a loss as smooth as this the gradient does the
-work, the swarm alone is far behind, and pulling members together costs them some of their variety.
+Gradient steps and swarm moves are links of one chain. The swarm uses the losses of the evaluation that gives the gradients, so it
+needs no further one. On a smooth loss like this one gradients reach far lower losses than the swarm alone. Together the best loss
+is a little lower still, and members become similar, since the swarm attracts them to each other.
 """
 
 import math
@@ -14,21 +14,21 @@ from moduli import m
 
 
 def spirals(points):
-    """Two arms of points, one class each."""
+    """Return points of two spiral arms and their classes."""
     t = torch.linspace(0.3, 1.0, points) * 2.2 * math.pi
     arm = torch.stack([t * t.cos(), t * t.sin()], 1) / 7
     return torch.cat([arm, -arm]), torch.cat([torch.zeros(points), torch.ones(points)])
 
 
 def network():
-    """What the members are."""
+    """Return one member."""
     return torch.nn.Sequential(
         torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     )
 
 
 def train(links, steps=80):
-    """The lowest and the highest loss, and the best accuracy."""
+    """Return the lowest and the highest loss, and the best accuracy."""
     torch.manual_seed(0)
     pop = mo.Population.of(network, 8)
     opt = mo.Optimizer(pop, *links)
@@ -39,9 +39,9 @@ def train(links, steps=80):
     for _ in range(steps):
         opt.step(mo.closure(loss))
     with torch.no_grad():
-        right = pop.losses(lambda net: ((net(X)[:, 0] > 0) == (Y > 0.5)).float().mean())
+        accuracies = pop.losses(lambda net: ((net(X)[:, 0] > 0) == (Y > 0.5)).float().mean())
         losses = pop.losses(loss)
-        return losses.min().item(), losses.max().item(), right.max().item()
+        return losses.min().item(), losses.max().item(), accuracies.max().item()
 
 
 X, Y = spirals(32)

@@ -1,9 +1,9 @@
-"""Muon on a model whose parameters several processes hold in pieces.
+"""Train a sharded model (FSDP2) with Muon.
 
     torchrun --nproc-per-node 2 examples/torchrun_muon.py
 
-Every process holds a piece of each matrix, orthogonalises the updates of its share of the matrices, and sends back the pieces
-of the results: the losses are those of one process with all the data. Without torchrun it runs in one process.
+Every process has a shard of each matrix. The matrices are distributed over the processes, which orthogonalise their updates and
+send back shards of the results. The losses are those of one process with all the data. Without torchrun it runs in one process.
 """
 
 import os
@@ -19,7 +19,7 @@ from moduli import presets
 
 
 def main() -> None:
-    """One process of several."""
+    """Train in this process, which may be one of several."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:

@@ -1,9 +1,9 @@
-"""A problem of one's own for `moduli fit`: two damped waves, found from noisy measurements.
+"""Define a problem for `moduli fit`: the parameters of two damped waves, estimated from noisy measurements.
 
     moduli fit examples/wave.py:problem --with "Adam | LR(0.05)" --steps 2000 --out wave.safetensors
 
-The arguments of `problem` are what is searched for, and their defaults where the search starts. `network` fits the same
-measurements with a module and a function of it that returns the loss.
+The arguments of `problem` are the variables, and their defaults are the starting point. `network` fits the same
+measurements with a module; it returns the module and its loss function.
 """
 
 import torch
@@ -22,13 +22,13 @@ def problem(
     decay: torch.Tensor = DECAY,
     frequency: torch.Tensor = FREQUENCY,
 ) -> torch.Tensor:
-    """Two damped waves."""
+    """Return the mean squared error of two damped waves."""
     waves = amplitude[:, None] * torch.exp(-decay[:, None] * TIME) * torch.sin(frequency[:, None] * TIME)
     return (waves.sum(0) - MEASURED).square().mean()
 
 
 def network():
-    """A small network of the time."""
+    """Return a small network as a function of time, and its loss function."""
     net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     return net, lambda f: (f(TIME[:, None] / 10).squeeze(-1) - MEASURED).square().mean()
 

@@ -280,10 +280,11 @@ def render_page() -> str:
     lines = [
         "# Defaults of presets",
         "",
-        "What each preset of `moduli.presets` takes by default, beside the implementation that it follows. It is made by",
-        "`tools/preset_defaults.py` and tested: a default that differs is marked in the last column. `pytorch_optimizer`",
-        "is a collection of many authors' methods, whose defaults need not be those of an author's own code. Arguments that",
-        "only one side has, and details of the rules, are not compared.",
+        "This page compares the default arguments of the functions in `moduli.presets` with those of the implementations that",
+        "they follow, for users who switch between them. The last column explains each difference. `pytorch_optimizer`",
+        "is a collection of methods of many authors, whose defaults can differ from those of an author's own code. Arguments that",
+        "only one side has are not compared, and neither are details of the algorithms. The page is written by",
+        "`tools/preset_defaults.py` and compared with the code by the tests.",
         "",
         "Versions: " + ", ".join(f"{package} {version}" for package, version in VERSIONS.items()) + ".",
         "",
@@ -299,7 +300,7 @@ def render_page() -> str:
             lines.append("| " + " | ".join(row) + " |")
     lines += [
         "",
-        "Not compared with any:",
+        "Presets that are not compared with another implementation:",
         "",
         "| preset | defaults |",
         "|---|---|",

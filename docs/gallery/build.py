@@ -375,9 +375,9 @@ def write_index() -> str:
     """Return the page with a picture and a line for each notebook: its title and its first paragraph."""
     parts = [
         "# Gallery",
-        "Twelve notebooks, each with one idea that other libraries leave to the reader. They run in a few seconds on one core, and "
-        "print the same numbers every time. Each page has its notebook to download; what it needs beside moduli is matplotlib "
-        "(`pip install 'moduli[lab,merge,plot]'` for all of them).",
+        "Twelve notebooks, each about one problem that takes much more code with other libraries. They run in a few seconds on one "
+        "core, and print the same numbers every time. Each page has its notebook to download; besides moduli they need matplotlib "
+        "and a few other packages (`pip install 'moduli[lab,merge,plot]'`). Each says what the method costs.",
     ]
     rows = []
     for name in NAMES:

@@ -1,10 +1,10 @@
-"""Draws the picture of the README from the race that is kept beside it.
+"""Draw race.svg, the picture of docs/index.md, from the race in race.jsonl.
 
-    python docs/img/draw.py              draw race.svg, if race.jsonl or what draws it has changed since
-    python docs/img/draw.py FILE.jsonl   keep the race of this file first (`make picture` races, and does this)
+    python docs/img/draw.py              draw race.svg, if race.jsonl or the code that draws it has changed
+    python docs/img/draw.py FILE.jsonl   first copy the race of this file to race.jsonl (`make picture` runs a race and does this)
 
-Libraries differ from machine to machine, and with them the bytes of a picture; so it carries the fingerprint of what it was drawn
-from, and is left alone as long as that is the same.
+The bytes of a picture depend on the versions of libraries. So the picture contains a fingerprint of its sources, and is drawn
+again only if the fingerprint has changed.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ LAB = HERE.parent.parent / "src" / "moduli" / "lab"
 
 
 def fingerprint() -> str:
-    """Of the race that is kept and of the code that draws it."""
+    """Return a hash of the stored race and of the code that draws it."""
     sources = [KEPT, LAB / "_report.py", LAB / "_results.py"]
     return hashlib.blake2b(b"\0".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
 def is_fresh() -> bool:
-    """Whether the picture was drawn from what there is now. Answered without torch, in no time."""
+    """Whether the picture was drawn from the present sources. It does not import torch."""
     text = PICTURE.read_text(encoding="utf-8") if PICTURE.exists() else ""
-    found = re.search(r"<!-- drawn from ([0-9a-f]+) -->", text)
-    return found is not None and found[1] == fingerprint()
+    match = re.search(r"<!-- drawn from ([0-9a-f]+) -->", text)
+    return match is not None and match[1] == fingerprint()
 
 
 def draw() -> bool:
-    """Draw the picture, unless it is fresh; tells whether it was drawn."""
+    """Draw the picture unless it is fresh, and return whether it was drawn."""
     if is_fresh():
         return False
     PICTURE.write_text(drawn(), encoding="utf-8")
@@ -42,7 +42,7 @@ def draw() -> bool:
 
 
 def drawn() -> str:
-    """The picture of the race that is kept."""
+    """Return the picture of the stored race."""
     from moduli import lab
 
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def drawn() -> str:
 
 
 def keep(path: Path) -> None:
-    """Keep of a race what the picture shows: the curves and paths of one problem, and when each run had solved the others."""
+    """Store the part of a race that the picture needs: curves and paths of one problem, and when each run solved the others."""
     from moduli import lab
     from moduli.lab._results import costs
 
@@ -59,16 +59,16 @@ def keep(path: Path) -> None:
     header = {**results.header, "started": "", "machine": {}, "command": []}
     flat = next((problem["name"] for problem in header["problems"] if problem["window"]), header["problems"][0]["name"])
     solved = {}
-    for source, found in costs(results, 1e-3).items():
+    for source, evaluations in costs(results, 1e-3).items():
         keys = ((problem["name"], source, seed) for problem in header["problems"] for seed in header["seeds"])
-        solved |= dict(zip(keys, found, strict=True))
+        solved |= dict(zip(keys, evaluations, strict=True))
     lines = [header]
     for run in results.runs:
         drawn = run["problem"] == flat
         names = ("kind", "problem", "contender", "source", "seed", "reason", "value", "evaluations")
         line: dict[str, Any] = {name: run[name] for name in names}
         history = [[e, 0, v] for e, _, v in run["history"]]
-        # Of a staircase only the corners are kept; where no curve is drawn, only the one at which the problem was solved.
+        # A staircase is stored by its corners. Where no curve is drawn, only the corner at which the problem was solved is stored.
         at = solved[lab.Results.key(run)]
         corner = [h[2] != history[i - 1][2] if drawn else max(1, h[0]) == at for i, h in enumerate(history)]
         line["history"] = [h for i, h in enumerate(history) if i in (0, len(history) - 1) or corner[i]]

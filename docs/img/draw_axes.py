@@ -1,6 +1,7 @@
-"""Draws the pictures of docs/axes.md: `python docs/img/draw_axes.py`.
+"""Draw the pictures of docs/axes.md: `python docs/img/draw_axes.py`.
 
-`axes.svg` is the axes of a small transformer, traced here; `mup.svg` is the sweep of `python benchmarks/axes.py`, in mup.json.
+`axes.svg` shows the axes of a small transformer, which is traced here; `mup.svg` shows the sweep of `python benchmarks/axes.py`,
+which is stored in mup.json.
 """
 
 import json
@@ -38,7 +39,7 @@ class Block(nn.Module):
 
 
 def draw_axes() -> str:
-    """Each matrix as a rectangle whose sides have the colours of its axes; fixed axes are grey."""
+    """Return a picture of each matrix as a rectangle whose sides have the colours of its axes; fixed axes are grey."""
     names = {"qkv.weight": "(qkv=3 head=3 size) model"}
     axes = mo.axes.trace(Block(), torch.zeros(1, 5, dtype=torch.int64), names=names)
     colours = {axis.name: COLOURS[i] for i, axis in enumerate(axes.free)}
@@ -65,7 +66,7 @@ def draw_axes() -> str:
 
 
 def draw_side(axes, factors, colours, corner, length, upright):  # type: ignore[no-untyped-def]
-    """One axis of a matrix: a bar for each factor, the last one nearest."""
+    """Return the bars of one axis of a matrix: a row for each factor of the axis, the last factor nearest to the matrix."""
     bars = []
     for i, name in enumerate(factors):
         colour = colours.get(name, GREY)
@@ -80,11 +81,11 @@ def draw_side(axes, factors, colours, corner, length, upright):  # type: ignore[
 
 
 def draw_mup() -> str:
-    """Loss over learning rate, a line for each width; the best rate of each has a dot."""
-    kept = json.loads((HERE / "mup.json").read_text(encoding="utf-8"))
-    powers = [round(math.log2(rate)) for rate in kept["rates"]]
+    """Return a picture of the loss over the learning rate, with a line for each width and a dot at its best rate."""
+    sweep = json.loads((HERE / "mup.json").read_text(encoding="utf-8"))
+    powers = [round(math.log2(rate)) for rate in sweep["rates"]]
     parts = []
-    for column, (name, lines) in enumerate(kept["losses"].items()):
+    for column, (name, lines) in enumerate(sweep["losses"].items()):
         left = 60 + 380 * column
         parts.append(f'<text x="{left + 120}" y="22" fill="currentColor" {FONT}>{name}</text>')
         for power in powers[::2]:
@@ -109,12 +110,12 @@ def draw_mup() -> str:
 
 
 def place_x(power: int, powers: list[int], left: float) -> float:
-    """Return where a learning rate is."""
+    """Return the horizontal position of a learning rate."""
     return left + 320 * (power - min(powers)) / (max(powers) - min(powers))
 
 
 def place_y(loss: float) -> float:
-    """Return where a loss is, on a logarithmic axis from 0.01 to 3."""
+    """Return the vertical position of a loss, on a logarithmic axis from 0.01 to 3."""
     level = (math.log(min(max(loss, 0.01), 3.0)) - math.log(0.01)) / (math.log(3.0) - math.log(0.01))
     return 260 - 225 * level
 

@@ -1,7 +1,7 @@
-"""Draws the picture of docs/merge.md: `python docs/img/draw_barrier.py [--measure]`.
+"""Draw the picture of docs/merge.md: `python docs/img/draw_barrier.py [--measure]`.
 
-`barrier.svg` is the loss on the way between two networks that were trained on handwritten digits from two seeds, before and after
-alignment. The losses are those of barrier.json; --measure trains the networks and writes it again.
+`barrier.svg` shows the loss along the segment between two networks that were trained on handwritten digits from two seeds, before
+and after alignment. The losses are read from barrier.json; --measure trains the networks and writes this file again.
 """
 
 import json
@@ -15,7 +15,7 @@ WIDTHS = (32, 512)
 
 
 def measure() -> dict[str, dict[str, list[float]]]:
-    """Return the losses at eleven points for each width, by what was done."""
+    """Return the losses at eleven points of the segment, by width and by the preparation of the second network."""
     import torch
     import torch.nn.functional as F
 
@@ -25,7 +25,7 @@ def measure() -> dict[str, dict[str, list[float]]]:
     from align import make_mlp, read_digits, train
 
     x, y = read_digits()
-    found = {}
+    losses_by_width = {}
     for width in WIDTHS:
         nets = []
         for seed in (0, 1):
@@ -42,25 +42,25 @@ def measure() -> dict[str, dict[str, list[float]]]:
             loss(merge.repair(merge.lerp(one, aligned, t), [x], [one, aligned], [1 - t, t])) if 0 < t < 1
             else loss(merge.lerp(one, aligned, t)) for t in places
         ]  # fmt: skip
-        ways = {
+        curves = {
             name: [loss(merge.lerp(one, each, t)) for t in places]
             for name, each in zip(COLOURS, (other, aligned), strict=False)
         }
-        found[str(width)] = {**ways, "aligned and repaired": repaired}
-    return found
+        losses_by_width[str(width)] = {**curves, "aligned and repaired": repaired}
+    return losses_by_width
 
 
-def draw(found: dict[str, dict[str, list[float]]]) -> str:
+def draw(losses_by_width: dict[str, dict[str, list[float]]]) -> str:
     """Return the picture: one panel for each width."""
     parts = []
-    for panel, (width, ways) in enumerate(found.items()):
+    for panel, (width, curves) in enumerate(losses_by_width.items()):
         left, top, wide, high = 60 + 330 * panel, 40, 240, 160
-        most = max(max(losses) for losses in ways.values())
+        most = max(max(losses) for losses in curves.values())
         parts.append(f'<text x="{left}" y="24" fill="currentColor" {FONT}>width {width}</text>')
         parts.append(
             f'<path d="M{left},{top}v{high}h{wide}" fill="none" stroke="currentColor" stroke-width="1" opacity="0.6"/>'
         )
-        for name, losses in ways.items():
+        for name, losses in curves.items():
             points = " ".join(
                 f"{left + wide * at / (len(losses) - 1):.1f},{top + high * (1 - loss / most):.1f}"
                 for at, loss in enumerate(losses)

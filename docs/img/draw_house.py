@@ -1,7 +1,7 @@
-"""Draws the picture of the README: `python docs/img/draw_house.py [--measure]`.
+"""Draw the picture of the README: `python docs/img/draw_house.py [--measure]`.
 
 `house.svg` has four panels: a labelled fit with its error band, a network that grows, two networks merged before and after
-alignment, and the profile of a race. The numbers are those of house.json, barrier.json and race.jsonl; --measure runs the first
+alignment, and the profile of a race. The numbers are read from house.json, barrier.json and race.jsonl; --measure runs the first
 two programs and writes house.json again.
 """
 
@@ -78,9 +78,12 @@ def draw(data: dict[str, Any]) -> str:
     """Return the picture: four sketches side by side."""
     panels = [
         ("A labelled fit and its error", draw_fit(data["fit"])),
-        ("A network grows under its optimizer", draw_growth(data["growth"])),
-        ("Two strangers, merged", draw_barrier(json.loads((HERE / "barrier.json").read_text())["512"])),
-        ("Part of seven problems solved", draw_profile()),
+        ("A network that grows during training", draw_growth(data["growth"])),
+        (
+            "Merging networks from different starts",
+            draw_barrier(json.loads((HERE / "barrier.json").read_text())["512"]),
+        ),
+        ("Fraction of seven problems solved", draw_profile()),
     ]
     parts = []
     for at, (title, sketch) in enumerate(panels):
@@ -133,7 +136,7 @@ def draw_profile() -> str:
     from moduli import lab
     from moduli.lab._results import profiles
 
-    picture = lab.Sketch("evaluations beside the best, powers of ten", "solved")
+    picture = lab.Sketch("log10(evaluations / fewest evaluations)", "fraction solved")
     rows = {row["label"]: row for row in profiles(lab.Results.read(HERE / "race.jsonl"), 1e-3)}
     limit = max(row["x"][-1] for row in rows.values())
     for label in SHOWN:

@@ -34,7 +34,7 @@ def _quoted(text):
 
 
 def test_every_class_is_named():
-    both, others = _section("Every name").split("These are not:")
+    both, others = _section("All names").split("These names differ or are missing:")
     same = [name for _, cells in _table(both) for name in _quoted(cells)]
     assert len(same) == len(set(same))
     for name in same:
@@ -46,7 +46,7 @@ def test_every_class_is_named():
 
 
 def test_what_is_offered_instead_exists():
-    for section in ("Every name", "Arguments that are left out"):
+    for section in ("All names", "Arguments that are left out"):
         for row in _table(_section(section)):
             for code in _quoted(row[-1]):
                 name = re.match(r"(?:m\.)?([A-Z][A-Za-z0-9]+)", code)
