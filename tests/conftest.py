@@ -40,6 +40,7 @@ LONG_TESTS = (
     "tests/evolve/test_search.py::test_a_program_without_a_guard_is_told_in_a_sentence[spawn]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[foreach]",
     "tests/kernels/test_safety.py::test_a_list_may_be_emptied_while_its_kernel_runs[plain]",
+    "tests/lab/test_race.py::test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run[while",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[1]",
     "tests/lab/test_safety.py::test_a_race_that_is_ended_leaves_no_process_and_no_file[9]",
     "tests/lab/test_safety.py::test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver[9]",

@@ -22,7 +22,7 @@ LAB = HERE.parent.parent / "src" / "moduli" / "lab"
 
 def fingerprint() -> str:
     """Return a hash of the stored race and of the code that draws it."""
-    sources = [KEPT, LAB / "_report.py", LAB / "_results.py"]
+    sources = [KEPT, *(LAB / f"_{name}.py" for name in ("report", "results", "paper", "scores"))]
     return hashlib.blake2b(b"\0".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 

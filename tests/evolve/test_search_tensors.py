@@ -75,3 +75,42 @@ def test_what_is_no_point_is_refused():
         mo.search({"a.b": torch.zeros(2)}, bowl)
     with pytest.raises(TypeError, match="real floating-point"):
         mo.search(torch.zeros(2, dtype=torch.long), bowl)
+
+
+TARGET = mo.tensor([1.0, 2.0], band=["a", "b"], dtype=torch.float64)
+
+
+def distance(p):
+    return float(((p - TARGET) ** 2).sum())
+
+
+def test_labelled_bounds_meet_the_labels_of_the_tensor():
+    low = mo.tensor([-3.0, -3.0], band=["b", "a"], dtype=torch.float64)
+    high = mo.tensor([1.5, 0.5], band=["b", "a"], dtype=torch.float64)
+    options = {"method": "de", "budget": 400, "seed": 0, "polish": True}
+    found = mo.search(0 * TARGET, distance, bounds=(low, high), **options).x
+    assert torch.allclose(found.data, torch.tensor([0.5, 1.5], dtype=torch.float64), atol=1e-3)
+    with pytest.raises(ValueError, match="not those of the tensor"):
+        mo.search(0 * TARGET, distance, bounds=(-3.0, mo.tensor([1.5, 0.5], band=["b", "z"])), **options)
+    with pytest.raises(TypeError, match="labelled bounds are those of one labelled tensor"):
+        mo.search({"x": 0 * TARGET}, lambda p: distance(p["x"]), bounds=(-3.0, high), **options)
+
+
+def test_bounds_in_the_form_of_the_tensor():
+    high = torch.tensor([[0.5, 3.0], [3.0, 0.25]], dtype=torch.float64)
+    found = mo.search(0 * high, lambda x: float(((x - 1) ** 2).sum()), bounds=(-3.0, high), budget=600, polish=True)
+    assert torch.allclose(found.x, torch.tensor([[0.5, 1.0], [1.0, 0.25]], dtype=torch.float64), atol=1e-3)
+
+
+@pytest.mark.parametrize("bounds", [[(-3.0, 0.5), (-3.0, 3.0)], [(0.0, 1.0)] * 3, {"x": (0.0, 1.0)}, 3.0, "ab"])
+def test_bounds_that_are_no_pair_are_refused(bounds):
+    with pytest.raises(ValueError, match="bounds are a pair"):
+        mo.search(torch.zeros(2), bowl, bounds=bounds, budget=100)
+    with pytest.raises(ValueError, match="bounds are a pair"):
+        mo.evolve.DE(torch.zeros(2), bounds=bounds)
+
+
+@pytest.mark.parametrize(("method", "setting"), [("de", "sigma"), ("cmaes", "bound"), ("openes", "spread")])
+def test_a_setting_that_a_method_does_not_have_is_named(method, setting):
+    with pytest.raises(TypeError, match=f"method='{method}' has no setting '{setting}'; it has .*seed"):
+        mo.search(torch.zeros(2), bowl, method=method, budget=100, **{setting: 0.5})

@@ -185,3 +185,20 @@ def test_sigterm_ends_a_fit_with_a_checkpoint(tmp_path):
     result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path, listen=send(signal.SIGTERM))
     assert result.reason is Ended.INTERRUPTED
     assert io.read(path).extra["fit"]["steps"] == result.steps
+
+
+def test_a_fit_of_another_problem_is_not_resumed(tmp_path):
+    path = tmp_path / "fit.safetensors"
+
+    def bowl(x=3.0):
+        return (x - 1) ** 2
+
+    def valley(x=3.0):
+        return (x - 2) ** 4
+
+    fit(bowl, "Adam | LR(0.1)", steps=3, out=path)
+    before = path.read_bytes()
+    with pytest.raises(io.CheckpointError, match="a fit of 'bowl', and cannot be resumed with 'valley'"):
+        fit(valley, "Adam | LR(0.1)", steps=9, out=path, resume=True)
+    assert path.read_bytes() == before
+    assert fit(bowl, "Adam | LR(0.1)", steps=9, out=path, resume=True).steps == 9

@@ -10,12 +10,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from lab import rogues
 from moduli import lab
-from moduli.lab import RunReason, problems, race
+from moduli.lab import RunReason, _pool, problems, race
 from moduli.lab._pool import execute_all
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
@@ -399,3 +400,59 @@ def test_a_function_is_a_problem():
     assert lab.fit(bowl, "lbfgs").value < 1e-6
     with pytest.raises(lab.ProblemFileError, match="a problem is a Problem, or a function that returns a loss"):
         lab.race([3], ["adam"], workers=0)
+
+
+def test_a_complex_loss_is_refused(write_file):
+    problem = lab.load_problem(str(write_file("def problem(x=1.0): return x * 1j\n")))
+    with pytest.raises(lab.ProblemFileError, match="a real number, not torch.complex64"):
+        problem.measure(problem.model(0))
+
+
+@pytest.mark.parametrize("chain", ["Adam | LR(0.1)", "Population(4, spread=0.1) | Adam | LR(0.1)", "lbfgs"])
+def test_defaults_with_labels_are_passed_with_them(write_file, chain):
+    text = """
+import moduli as mo
+target = mo.tensor([1.0, 2.0], band=["a", "b"])
+def problem(x=mo.tensor([0.0, 0.0], band=["b", "a"])):
+    return ((x - target) ** 2).sum() + (x.sel(band="a") - 1) ** 2
+"""
+    found = lab.fit(lab.load_problem(str(write_file(text))), chain, steps=400)
+    assert found.value < 1e-2
+    assert found.parameters["x"] == pytest.approx([2.0, 1.0], abs=0.1)
+
+
+def test_numbers_of_numpy_and_single_names_are_taken(tmp_path):
+    plain = lab.race(["sphere-10"], ["LR(0.1)"], seeds=2, budget=20, target=1e-3, workers=0)
+    options = {"seeds": np.arange(2), "budget": np.int64(20), "seconds": np.float32(30), "target": np.float64(1e-3)}
+    file = tmp_path / "race.jsonl"
+    numpys = lab.race("sphere-10", "LR(0.1)", **options, workers=0, threads=np.int64(1), file=file)
+    assert [run["value"] for run in numpys.runs] == [run["value"] for run in plain.runs]
+    assert lab.Results.read(file).header["seeds"] == [0, 1]
+    assert len(lab.race("sphere-10", "LR(0.1)", seeds=np.int64(2), budget=20, workers=0).runs) == 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, math.inf])
+def test_seconds_that_are_no_limit_are_refused(seconds, tmp_path):
+    file = tmp_path / "race.jsonl"
+    with pytest.raises(ValueError, match="seconds of a run are a finite number above zero"):
+        lab.race(["sphere-10"], ["LR(0.1)"], seconds=seconds, file=file, workers=0)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("stuck", ["time.sleep(10_000)", "while True: pass"])
+def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_run(write_file, monkeypatch, stuck):
+    path = write_file(f"""
+        import os, time
+
+        def dying(model):
+            os._exit(7)
+
+        def stuck(model):
+            {stuck}
+    """)
+    monkeypatch.setattr(_pool, "WARMUP", 1.0)
+    field = [f"'{path}:dying'", f"'{path}:stuck'", "torch.SGD(lr=0.1)"]
+    results = race(["sphere-10"], field, seeds=1, budget=100, seconds=3.0, workers=1)
+    reasons = [run["reason"] for run in results.runs]
+    assert (reasons[0], results.runs[0]["detail"]) == (RunReason.CRASHED, "it ended with code 7")
+    assert reasons[1:] == [RunReason.HUNG, RunReason.REACHED]

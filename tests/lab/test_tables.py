@@ -1,13 +1,17 @@
 """Races as tables, curves, tensors and separate figures."""
 
 import csv
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from lab import rogues
 from moduli import lab
+from moduli.lab import figures
+from moduli.lab._report import report_data
 
 FIELD = [
     lab.contender("Adam | LR(0.05)", label="Adam"),
@@ -125,3 +129,60 @@ def test_figures_are_separate_files_with_embedded_fonts(tuned, finished, tmp_pat
     drawn = lab.figures(tuned)
     lines = drawn["sensitivity-rosenbrock"].axes[0].lines
     assert [len(line.get_xdata()) for line in lines] == [3, 3]
+
+
+def test_figures_of_a_problem_whose_name_is_no_file(tmp_path):
+    class Bowl(lab.problems.Problem):
+        name, summary = "bowls/one", "a bowl"
+
+        def model(self, seed):
+            return torch.nn.Linear(1, 1)
+
+        def loss(self, model):
+            return model(torch.ones(1)).square().sum()
+
+    results = lab.race([Bowl()], ["LR(0.1)"], seeds=1, budget=5, workers=0)
+    names = [path.name for path in lab.write_figures(results, tmp_path / "race.svg")]
+    assert names == ["race-curves-bowls-one.svg", "race-profile.svg"]
+
+
+def test_a_crash_has_no_part_in_an_interval_or_a_gain(tuned):
+    results = dataclasses.replace(tuned, runs=[])
+    results.take({**run, "reason": str(lab.RunReason.CRASHED)} for run in tuned.runs)
+    for row in csv.DictReader(lab.summary_table(results, "csv").splitlines()):
+        assert (row["value"], row["low"], row["high"]) == ("", "", "")
+    assert {(row["written"], row["tuned"]) for row in lab.tuning_gains(results)} == {(None, None)}
+
+
+def draw_problem(loss, tmp_path):
+    class Written(lab.problems.Problem):
+        name, summary = "written", "a loss without a known optimum"
+
+        def model(self, seed):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return torch.nn.Linear(1, 1)
+
+        def loss(self, model):
+            return loss(model(torch.ones(1)).sum())
+
+    results = lab.race([Written()], ["LR(0.05)", "Adam | LR(0.05)"], seeds=2, budget=9, workers=0)
+    lab.write_report(results, tmp_path / "race.html")
+    for kind in ("png", "svg", "pdf"):
+        lab.write_picture(results, tmp_path / f"race.{kind}")
+        assert len(lab.write_figures(results, tmp_path / f"race.{kind}")) == 2
+    return results, figures(results)["curves-written"].axes[0]
+
+
+def test_losses_below_zero_are_drawn_above_the_least(tmp_path):
+    results, panel = draw_problem(lambda y: -5 - y.tanh(), tmp_path)
+    least = min(value for run in results.runs for *_, value in run["history"])
+    start = np.median([run["history"][0][2] for run in results.runs if run["source"] == "LR(0.05)"])
+    assert panel.get_ylabel() == "loss above the least value"
+    assert panel.lines[0].get_ydata()[0] == pytest.approx(start - least)
+    assert report_data(results)["problems"][0]["shift"] == least
+
+
+def test_losses_that_are_never_numbers_are_drawn(tmp_path):
+    _, panel = draw_problem(lambda y: y * torch.nan, tmp_path)
+    assert panel.get_ylabel() == "loss"

@@ -4,11 +4,14 @@ import contextlib
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import moduli as mo
 from moduli import lab, m, merge, optim
+from moduli.cli import app
 from moduli.lab import contender, problems
 from moduli.lab._scores import UNSOLVED, score_run
 from moduli.lab._stacked_run import CannotStackError, run_stacked
@@ -392,3 +395,21 @@ def test_searches_for_coefficients_use_declared_ranges():
     assert merge.search("lerp", [a, b], score, 40).options["t"] == pytest.approx(1.0, abs=0.05)
     inside = merge.search("lerp", [a, b], score, 40, bounds=(0.2, 0.4)).options["t"]
     assert inside == pytest.approx(0.4, abs=0.02)
+
+
+def test_a_range_with_a_scale_is_the_same_when_the_race_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"seeds": 1, "budget": 20, "workers": 0, "tune": 3}
+    ranges = {"lr": optim.SearchRange(1e-3, 1.0, "linear"), "beta1": np.float32(0.5), "beta2": np.array([0.9, 0.99])}
+    first = lab.race(["sphere-10"], ["Adam | LR(0.1)"], ranges=ranges, file="race.jsonl", **options)
+    CliRunner().invoke(app, ["race", "--repeat", "race.jsonl", "--workers", "0", "--out", "again.html"])
+    again = lab.Results.read("again.jsonl")
+    assert again.header["settings"] == first.header["settings"]
+    three = lab.race(["sphere-10"], ["Adam | LR(0.1)"], ranges={**ranges, "lr": (1e-3, 1.0, "linear")}, **options)
+    assert three.header["settings"] == first.header["settings"]
+
+
+@pytest.mark.parametrize("given", [(1e-3, 1.0, "cubic"), (1.0, 2.0, 3.0, 4.0), (-1.0, 1.0, "log"), ()])
+def test_ranges_with_other_parts_are_refused(given):
+    with pytest.raises(ValueError, match="the range of 'lr' is"):
+        lab.race(["sphere-10"], ["Adam | LR(0.1)"], seeds=1, tune=1, ranges={"lr": given}, workers=0)

@@ -357,6 +357,24 @@ def test_orthograd_is_orthogonal_and_keeps_the_norm(fuse, dim):
     close(run(links, fuse=fuse), run(links, fuse=False))
 
 
+@FUSE
+@pytest.mark.parametrize("dim", ["global", None])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (1,), (7,)])
+def test_orthograd_scales_no_rounding_of_an_update_along_the_weights(fuse, dim, dtype, shape):
+    # A parameter of one number, as the bias of one output, has no part across itself.
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        start = torch.randn(shape, generator=generator).to(dtype)
+        for across in (0.0, 1e-7, 1e-3):
+            w = torch.nn.Parameter(start.clone())
+            w.grad = (0.37 * start + across * torch.randn(shape, generator=generator)).to(dtype)
+            mo.Optimizer([w], m.OrthoGrad(dim=dim), m.LR(1.0), fuse=fuse).step()
+            assert w.dtype is dtype
+            moved = (w.detach().double() - start.double()).norm()
+            assert moved <= 1.1 * w.grad.double().norm()
+
+
 @pytest.mark.parametrize("p", [2.0, 4.0, float("inf")])
 def test_sam_is_its_paper(p):
     w, other = (torch.nn.Parameter(torch.tensor(v, dtype=torch.float64)) for v in ([3.0, -1.0], [0.5]))

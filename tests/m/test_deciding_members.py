@@ -70,6 +70,19 @@ def test_members_decide_as_separate_optimizers_do(name, n):
     torch.testing.assert_close(rows(pop), expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", DECIDING)
+def test_members_on_a_parabola_decide_as_separate_optimizers_do(name):
+    def parabola(net):  # which searches and the first scale of a quasi-Newton matrix recognise by its values
+        return (net(X) - Y).square().mean()
+
+    pop = population(4, seed=3)
+    expected = apart(pop, DECIDING[name], 4, parabola)
+    opt = mo.Optimizer(pop, *DECIDING[name]())
+    for _ in range(4):
+        opt.step(mo.closure(parabola))
+    torch.testing.assert_close(rows(pop), expected, rtol=1e-8, atol=1e-9)
+
+
 def test_members_accept_different_lengths():
     class Steep(nn.Module):
         def __init__(self, scale):

@@ -52,6 +52,31 @@ def test_gram_schmidt_is_a_projection():
     torch.testing.assert_close(again, out)
 
 
+def test_gram_schmidt_takes_parameters_of_one_number_and_of_none_in_a_population():
+    class Scaled(torch.nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(value, dtype=torch.float64))
+            self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64) * value)
+            self.none = torch.nn.Parameter(torch.zeros(0, dtype=torch.float64))
+
+        def forward(self):
+            return (self.scale * self.weight - 1).square().sum() + self.none.sum()
+
+    nets = [Scaled(1.3), Scaled(0.7)]
+    pop = mo.Population.from_modules(nets)
+    links = lambda: [m.GramSchmidt(m.Sign()), m.LR(0.1)]  # noqa: E731
+    opt = mo.Optimizer(pop, *links())
+    alone = [mo.Optimizer(net, *links()) for net in nets]
+    for _ in range(3):
+        opt.step(mo.closure(lambda net: net()))
+        for net, own in zip(nets, alone, strict=True):
+            own.step(mo.closure(net))
+    for i, net in enumerate(nets):
+        torch.testing.assert_close(pop[i].scale, net.scale)
+        torch.testing.assert_close(pop[i].weight, net.weight)
+
+
 def test_powers_are_powers():
     assert through(m.PowModules(m.Mul(2.0), m.Fill(3.0)), [1.0, 2.0]) == [[8.0, 64.0]]
 

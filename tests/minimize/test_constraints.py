@@ -124,3 +124,39 @@ def test_a_network_under_a_constraint():
         m.AugmentedLagrangian(3.0)
     with pytest.raises(ValueError, match="mu"):
         m.AugmentedLagrangian(abs, mu=-1.0)
+
+
+@pytest.mark.parametrize("method", ["sqp", "lm"])
+@pytest.mark.parametrize("curved", [False, True])
+def test_error_bars_do_not_depend_on_whether_constraints_are_one_function(method, curved):
+    t = torch.linspace(0, 1, 9, dtype=D)
+    data = 1 + 2 * t + 0.1 * torch.sin(20 * t)
+
+    def floor(p):
+        return p[0] ** 3 - 1.5**3 if curved else p[0] - 1.5
+
+    def fit(*constraints):
+        return minimize(lambda p: p[0] + p[1] * t - data, [1.0, 1.0], method, constraints=list(constraints))
+
+    apart = fit(ineq(floor), ineq(lambda p: p[1] + 9))
+    joint = fit(ineq(lambda p: torch.stack([floor(p), p[1] + 9])))
+    assert joint.multipliers[0][0] > 0 == joint.multipliers[0][1]
+    # What is left varies along the second number alone.
+    expected = float((apart.residuals**2).sum() / 8 / (t**2).sum()) ** 0.5
+    for found in (apart, joint):
+        assert torch.allclose(found.stderr, torch.tensor([0.0, expected], dtype=D), rtol=1e-4, atol=1e-6)
+
+
+def test_ends_of_scipys_constraints_meet_the_labels_of_their_function():
+    optimize = pytest.importorskip("scipy.optimize")
+    target = mo.tensor([1.0, 2.0], band=["a", "b"], dtype=D)
+    upper = mo.tensor([1.5, 0.5], band=["b", "a"], dtype=D)
+    found = minimize(
+        lambda p: ((p - target) ** 2).sum(), 0 * target, constraints=optimize.NonlinearConstraint(lambda p: p, -9.0, upper)
+    )  # fmt: skip
+    assert torch.allclose(found.x.data, torch.tensor([0.5, 1.5], dtype=D))
+    with pytest.raises(ValueError, match="not those of its function"):
+        wrong = mo.tensor([1.5, 0.5], band=["b", "z"], dtype=D)
+        minimize(lambda p: (p**2).sum(), target, constraints=optimize.NonlinearConstraint(lambda p: p, -9.0, wrong))
+    with pytest.raises(ValueError, match="not a number"):
+        minimize(lambda p: (p**2).sum(), target, constraints=optimize.NonlinearConstraint(lambda p: p, math.nan, 1.0))

@@ -167,3 +167,88 @@ def test_scipys_constraints_reach_the_method():
     np.testing.assert_allclose(out.x, [0.8, 0.2], atol=1e-5)
     with pytest.raises(ValueError, match="no method"):
         mo.scipy_method("magic")
+
+
+BANDS = mo.tensor([0.5, 0.5], band=["a", "b"], dtype=D)
+ENERGY = mo.tensor(torch.linspace(0, 1, 6, dtype=D), "energy")
+LINES = mo.tensor([1.0, 2.0], band=["a", "b"], dtype=D) * ENERGY + 0.05 * (9 * ENERGY).sin()
+ERRORS = mo.tensor([10.0, 0.01], band=["a", "b"], dtype=D)
+
+
+@pytest.mark.parametrize("start", [BANDS, BANDS.reindex(band=["b", "a"])])
+@pytest.mark.parametrize(
+    "sigma",
+    [
+        ERRORS,
+        ERRORS.reindex(band=["b", "a"]),
+        (ERRORS + 0 * ENERGY).permute("energy band"),
+        (ERRORS + 0 * ENERGY).reindex(band=["b", "a"]),
+        (ERRORS + 0 * ENERGY).data,
+    ],
+)
+def test_labelled_sigmas_and_models_meet_the_labels_of_the_data(start, sigma):
+    fit = mo.curve_fit(lambda x, k: k * x, ENERGY, LINES, {"k": start}, sigma=sigma, absolute_sigma=True)
+    assert fit.stderr["k"].sel(band="a") > 1
+    assert fit.stderr["k"].sel(band="b") < 0.1
+    # The residuals of the plot are those of the data, in their order.
+    assert float(fit.plot() is not None and fit.value) == pytest.approx(_find_chi(fit, LINES, ERRORS) / 2)
+
+
+def _find_chi(fit, data, errors):
+    return float((((fit.x["k"] * ENERGY - data) / errors) ** 2).sum())
+
+
+@pytest.mark.parametrize("jac", [None, lambda x, k: x.data + 0.2 * k])
+def test_a_labelled_covariance_meets_the_labels_of_the_data(jac):
+    labels, swapped = ["a", "b", "c"], ["c", "a", "b"]
+    matrix = torch.tensor([[1.0, 0.5, 0.0], [0.5, 4.0, 0.0], [0.0, 0.0, 9.0]], dtype=D)
+    y, x = mo.tensor([1.0, 2.0, 3.0], band=labels, dtype=D), mo.tensor([3.0, 2.0, 1.0], band=["c", "b", "a"], dtype=D)
+    covariance = mo.tensor(matrix, row=labels, column=labels).reindex(row=swapped, column=swapped)
+
+    def curve(x, k):
+        return k * x + 0.1 * k**2
+
+    settings = {"p0": {"k": torch.tensor(0.5, dtype=D)}, "absolute_sigma": True}
+    plain = mo.curve_fit(curve, x.data.flip(0), y.data, sigma=matrix, **settings)
+    fit = mo.curve_fit(curve, x, y, sigma=covariance, jac=jac, **settings)
+    assert float(fit.x["k"]) == pytest.approx(float(plain.x["k"]))
+    assert float(fit.stderr["k"]) == pytest.approx(float(plain.stderr["k"]))
+
+
+def test_labels_that_are_not_those_of_the_data_are_refused():
+    y, k = mo.tensor([1.0, 2.0, 3.0], band=["a", "b", "c"], dtype=D), {"k": 1.0}
+    for axes in ({"band": ["a", "b", "z"]}, {"other": ["a", "b", "c"]}):
+        x = mo.tensor([1.0, 2.0, 3.0], dtype=D, **axes)
+        with pytest.raises(ValueError, match="not those of y"):
+            mo.curve_fit(lambda x, k: k * x, x, y, k)
+        with pytest.raises(ValueError, match="not those of y"):
+            mo.curve_fit(lambda x, k: k * x, y, y, k, sigma=x)
+
+
+@pytest.mark.parametrize("jac", [None, lambda t, a, b: torch.stack([torch.exp(-b * t), -a * t * torch.exp(-b * t)], 1)])
+def test_missing_data_leave_the_covariance_of_the_others(jac):
+    keep = [i for i in range(len(T)) if i not in (3, 9)]
+    damaged, covariance = Y.clone(), torch.diag(SIGMA**2) + 0.002
+    damaged[3], damaged[9] = torch.nan, torch.nan
+
+    def curve(t, a, b):
+        return a * torch.exp(-b * t)
+
+    left = mo.curve_fit(curve, T[keep], Y[keep], sigma=covariance[keep][:, keep], absolute_sigma=True)
+    masked = mo.curve_fit(curve, T, damaged, sigma=covariance, absolute_sigma=True, nan="mask", jac=jac)
+    for name in ("a", "b"):
+        assert float(masked.x[name]) == pytest.approx(float(left.x[name]))
+        assert float(masked.stderr[name]) == pytest.approx(float(left.stderr[name]))
+
+
+def test_no_data_and_a_model_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="y has no numbers"):
+        mo.curve_fit(model, T[:0], Y[:0])
+    with pytest.raises(ValueError, match="f returned shape"):
+        mo.curve_fit(lambda t, a: a * t[1:], T, Y, sigma=torch.eye(len(T), dtype=D), nan="mask")
+
+
+def test_standard_deviations_of_a_square_table_are_no_covariance():
+    grid = torch.linspace(1, 2, 9, dtype=D).reshape(3, 3)
+    fit = mo.curve_fit(lambda x, a: a * x, grid, 2 * grid, sigma=0.1 * grid)
+    assert torch.equal(fit.data.sigma, 0.1 * grid)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import moduli as mo
 from moduli import Result, m, minimize
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -266,3 +267,74 @@ def test_an_overflow_is_called_an_overflow(method):
     result = minimize(lambda x: torch.exp(x**2).sum(), torch.tensor([20.0], dtype=torch.float64), method)
     assert not result.success
     assert "gradient overflows" in result.reason
+
+
+# -- labels of bounds, scales and derivatives ---------------------------------------------------------------------------
+
+TARGET = mo.tensor([1.0, 2.0], band=["a", "b"], dtype=D)
+ZERO = mo.tensor([0.0, 0.0], band=["a", "b"], dtype=D)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"upper": mo.tensor([1.5, 0.5], band=["b", "a"], dtype=D)},
+        {"bounds": mo.tensor([[-1.0, 1.5], [-1.0, 0.5]], band=["b", "a"], end=["low", "high"], dtype=D)},
+        {"upper": torch.tensor([0.5, 1.5], dtype=D)},
+    ],
+)
+def test_bounds_meet_the_labels_of_x0(bounds):
+    found = minimize(lambda p: ((p - TARGET) ** 2).sum(), ZERO, **bounds)
+    assert torch.allclose(found.x.data, torch.tensor([0.5, 1.5], dtype=D))
+
+
+def test_bounds_along_one_axis_are_those_of_all_others():
+    x0 = mo.tensor(torch.zeros(2, 3, dtype=D), row=["a", "b"], column=3)
+    found = minimize(lambda p: ((p - 1) ** 2).sum(), x0, upper=mo.tensor([0.2, 0.1], row=["b", "a"], dtype=D))
+    assert torch.allclose(found.x.data, torch.tensor([[0.1] * 3, [0.2] * 3], dtype=D))
+
+
+@pytest.mark.parametrize("wrong", [{"band": ["b", "c"]}, {"other": ["b", "a"]}])
+@pytest.mark.parametrize("setting", ["lower", "upper", "x_scale"])
+def test_bounds_and_scales_with_other_labels_are_refused(setting, wrong):
+    numbers = torch.tensor([-2.0, -1.0] if setting == "lower" else [2.0, 3.0], dtype=D)
+    with pytest.raises(ValueError, match="not those of x0"):
+        minimize(lambda p: p - TARGET, ZERO, **{setting: mo.tensor(numbers, **wrong)})
+
+
+def test_bounds_of_batched_starts_meet_the_labels_of_one_start():
+    starts = mo.tensor(torch.zeros(3, 2, dtype=D), start=3, band=["a", "b"])
+    upper = mo.tensor([1.5, 0.5], band=["b", "a"], dtype=D)
+    found = minimize(lambda p: ((p - TARGET) ** 2).sum(), starts, "bfgs", upper=upper, batched=True)
+    assert torch.allclose(found.x.data, torch.tensor([[0.5, 1.5]] * 3, dtype=D), atol=1e-3)
+
+
+def test_bounds_of_a_module_name_and_label_its_tensors():
+    net = mo.Module()
+    net.gain = mo.tensor([1.0, 2.0], band=["a", "b"], dtype=D).attach()
+    upper = {"gain": mo.tensor([2.5, 1.5], band=["b", "a"], dtype=D)}
+    start = minimize(lambda net: ((net.gain - 3) ** 2).sum(), net, upper={"gain": 2.75})
+    found = minimize(lambda net: ((net.gain - 3) ** 2).sum(), net, upper={"gain": upper["gain"] + 0.5})
+    assert torch.allclose(start.x.gain.data, torch.tensor([2.75, 2.75], dtype=D))
+    assert torch.allclose(found.x.gain.data, torch.tensor([2.0, 3.0], dtype=D))
+    assert list(found.stderr) == ["gain"]
+
+
+@pytest.mark.parametrize("method", ["bfgs", "newton"])
+def test_derivatives_of_the_user_meet_the_labels_of_x0(method):
+    weights = mo.tensor([1.0, 10.0], band=["a", "b"], dtype=D)
+    hessian = mo.tensor(torch.tensor([[20.0, 0.0], [0.0, 2.0]], dtype=D), band=["b", "a"], other=["b", "a"])
+    found = minimize(
+        lambda p: ((p - TARGET) ** 2 * weights).sum(), ZERO, method,
+        jac=lambda p: (2 * weights * (p - TARGET)).reindex(band=["b", "a"]), hess=lambda p: hessian,
+    )  # fmt: skip
+    assert found.success
+    assert torch.allclose(found.x.data, TARGET.data)
+    assert found.evaluations < 10
+
+
+def test_derivatives_with_other_labels_are_refused():
+    with pytest.raises(ValueError, match="jac does not have the axes and labels of x0"):
+        minimize(
+            lambda p: ((p - TARGET) ** 2).sum(), ZERO, jac=lambda p: mo.tensor([1.0, 2.0], band=["a", "z"], dtype=D)
+        )

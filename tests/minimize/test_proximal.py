@@ -149,3 +149,9 @@ def test_a_result_with_a_penalty_says_why_it_has_no_errors():
     )
     with pytest.raises(ValueError, match="prox="):
         _ = result.stderr
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_a_box_with_labels_is_refused(side):
+    with pytest.raises(TypeError, match=f"{side} is labelled"):
+        m.prox.BoxSet(**{side: mo.tensor([1.5, 0.5], band=["b", "a"])})

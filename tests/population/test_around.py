@@ -392,3 +392,9 @@ def test_what_does_not_fit_is_refused():
     for wrong in ({"sigma": 0.0}, {"sigma": 0.1, "rank": 0}, {"sigma": math.inf}):
         with pytest.raises(ValueError, match="above zero"):
             Population.around(nn.Linear(2, 2), 4, **wrong)
+
+
+def test_optimizers_refuse_members_that_are_not_stored():
+    around = Population.around(nn.Sequential(nn.Linear(2, 2)), 8, sigma=0.1)
+    with pytest.raises(TypeError, match="stores no members that an optimizer could step; move its mean by `update`"):
+        mo.Optimizer(around, mo.m.LR(0.1))

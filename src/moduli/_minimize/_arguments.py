@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ._functions import MODES
 from ._least_squares import LeastSquaresOptions
 from ._names import canonical
-from ._point import StartPoint, data_of, to_numpy, to_vector
+from ._point import StartPoint, align_numbers, to_numpy, to_vector
 
 if TYPE_CHECKING:
     from ..optim import Module
@@ -162,9 +161,11 @@ def _check_limits(tol: float | None, max_evals: int | None, max_steps: int | Non
 def _read_scale(point: StartPoint, x_scale: Any) -> Any:
     """Return the scales of all variables as a vector; raise ValueError if one is not above zero."""
     parts = point.match(x_scale, "scales of x", lambda part: isinstance(part, int | float))
+    rows = zip(parts, point.leaves, point.list_labels(), strict=True)
+    parts = [align_numbers(part, leaf, dims, "minimize: scales of x") for part, leaf, dims in rows]
     pairs = zip(parts, point.leaves, strict=True)
     try:
-        leaves = [_read_numbers(1.0 if part is None else part).to(leaf) for part, leaf in pairs]
+        leaves = [torch.as_tensor(1.0 if part is None else part).to(leaf) for part, leaf in pairs]
         leaves = [part.expand_as(leaf) for part, leaf in zip(leaves, point.leaves, strict=True)]
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"minimize: x_scale does not have the form of x0: {error}") from None
@@ -172,11 +173,6 @@ def _read_scale(point: StartPoint, x_scale: Any) -> Any:
     if not bool((scale > 0).all()):
         raise ValueError("minimize: x_scale is the size of a change of each variable, above zero")
     return scale
-
-
-def _read_numbers(part: Any) -> Tensor:
-    data = data_of(part)
-    return torch.as_tensor(part) if data is None else data
 
 
 def read_callback(callback: Callable[..., Any] | None) -> Callable[[Any], Any] | None:

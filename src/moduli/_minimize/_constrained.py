@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._constraints import Constraint
+from ._constraints import Constraint, select_active
 from ._derivatives import VectorFunction
 from ._fit import read_side
 from ._point import loss_of, to_numpy, to_vector, value_of
@@ -140,11 +140,7 @@ def run_sqp(
     if state is None:
         return result
     multipliers = functions.split(state.multipliers)
-    active = [
-        constraints[i].fun
-        for i, part in enumerate(multipliers)
-        if not constraints[i].inequality or bool((part > 0).all())
-    ]
+    active = select_active(constraints, [part > 0 for part in multipliers])
     problem_at_end = None if result.problem is None else result.problem._replace(constraints=active)
     return dataclasses.replace(result, multipliers=multipliers, kkt_residual=state.kkt, problem=problem_at_end)
 

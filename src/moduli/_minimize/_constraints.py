@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..labels import Tensor as Labelled
 from ._args import bind_args
-from ._point import StartPoint, data_of, loss_of, value_of
+from ._point import StartPoint, align_numbers, data_of, loss_of, value_of
 from ._result import Result, ask_to_stop
 
 _WRITTEN = "{'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0"
@@ -26,9 +27,33 @@ class Constraint(NamedTuple):
 
     def values(self, x: Any) -> Tensor:
         """Return the values of the function at a point as a vector."""
-        out = self.fun(x)
+        return self.flatten(self.fun(x))
+
+    @staticmethod
+    def flatten(out: Any) -> Tensor:
+        """Return the values of a function as a vector."""
         data = data_of(out)
         return torch.as_tensor(out if data is None else data).reshape(-1)
+
+    def select(self, chosen: Tensor) -> Callable[[Any], Tensor]:
+        """Return the function of the chosen values only."""
+        return lambda x: self.values(x)[chosen]
+
+
+def select_active(constraints: Sequence[Constraint], active: Sequence[Tensor]) -> list[Callable[[Any], Any]]:
+    """Return the functions that are zero at a result: equations, and the inequalities that hold with equality.
+
+    Args:
+        constraints: The constraints.
+        active: For each constraint which of its values are active; for equations all are.
+    """
+    out = []
+    for one, chosen in zip(constraints, active, strict=True):
+        if not one.inequality or bool(chosen.all()):
+            out.append(one.fun)
+        elif bool(chosen.any()):
+            out.append(one.select(chosen))
+    return out
 
 
 def read_constraints(constraints: Any) -> list[Constraint]:
@@ -54,19 +79,37 @@ def _constrain_between(one: Any) -> list[Constraint]:
     """Read one of SciPy's constraint objects: equalities for equal ends, inequalities for finite ends."""
     A = torch.as_tensor(getattr(one, "A", ()))
     own = Constraint(one.fun if hasattr(one, "fun") else lambda x: A.to(data_of(x)) @ data_of(x), False)
-    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in (one.lb, one.ub))
 
-    def constrain(sign: int, end: Tensor, chosen: Tensor, inequality: bool) -> Constraint:
+    def constrain(kind: str) -> Constraint:
         def distance(x: Any) -> Tensor:
-            values = own.values(x)
-            return sign * (values - end.to(values))[chosen.expand(values.shape)]
+            out = own.fun(x)
+            values = Constraint.flatten(out)
+            low, high = (_read_end(end, out) for end in (one.lb, one.ub))
+            chosen = _choose(kind, low, high).expand(values.shape)
+            difference = high.to(values) - values if kind == "above" else values - low.to(values)
+            return difference[chosen]
 
-        return Constraint(distance, inequality)
+        return Constraint(distance, kind != "equal")
 
+    ends = [_read_end(end, None) for end in (one.lb, one.ub)]
+    return [constrain(kind) for kind in ("equal", "below", "above") if bool(_choose(kind, *ends).any())]
+
+
+def _read_end(end: Any, out: Any) -> Tensor:
+    """Return one end of an interval in double precision; a labelled one in the order of the values of the function."""
+    if isinstance(end, Labelled) and isinstance(out, Labelled):
+        end = align_numbers(end, out.data, out.dims, "minimize: ends of a constraint", "its function").reshape(-1)
+    data = data_of(end)
+    ends = torch.as_tensor(end if data is None else data, dtype=torch.float64)
+    if bool(ends.isnan().any()):
+        raise ValueError("minimize: an end of a constraint is not a number; where it is open it is infinite")
+    return ends
+
+
+def _choose(kind: str, low: Tensor, high: Tensor) -> Tensor:
+    """Return which values have an equation ("equal"), a lower end ("below") or an upper end ("above")."""
     equal = low == high
-    below, above = low.isfinite() & ~equal, high.isfinite() & ~equal
-    parts = ((1, low, equal, False), (1, low, below, True), (-1, high, above, True))
-    return [constrain(*part) for part in parts if bool(part[2].any())]
+    return equal if kind == "equal" else (low if kind == "below" else high).isfinite() & ~equal
 
 
 def minimize_constrained(
@@ -147,8 +190,7 @@ def minimize_constrained(
             mu *= 10
         before = min(before, violation)
         inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    triples = zip(seen, multipliers, constraints, strict=True)
-    active = [one.fun for c, lam, one in triples if not one.inequality or bool((lam > c).all())]
+    active = select_active(constraints, [lam > c for lam, c in zip(multipliers, seen, strict=True)])
     return dataclasses.replace(
         last,
         value=value,
@@ -160,7 +202,8 @@ def minimize_constrained(
         history=tuple(history),
         multipliers=tuple(multipliers),
         kkt_residual=kkt,
-        problem=last._require_problem()._replace(fun=fun, constraints=active),
+        # The Jacobian of the last run has rows of penalties.
+        problem=last._require_problem()._replace(fun=fun, J=None, constraints=active),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Tensor as Labelled
-from ._point import data_of
+from ._point import StartPoint, align_numbers, data_of
 from ._result import Result
 
 
@@ -83,13 +83,19 @@ def curve_fit(
     start = _read_start(f, p0, bounds)
     bounds = _read_intervals(bounds, list(start)) or None
     observed: Tensor = data_of(y) if data_of(y) is not None else torch.as_tensor(y)
+    sigma = _align_sigma(sigma, y)
+    if observed.numel() == 0:
+        raise ValueError("curve_fit: y has no numbers in it")
     weigh = _read_sigma(sigma, observed)
+    used: Tensor | None = None
     by_name = isinstance(p0, Mapping)
+    order = _RowOrder(y)
 
     def predict(p: Mapping[str, Any], at: Any) -> Any:
-        return f(at, **p) if by_name else f(at, *p.values())
+        values = f(at, **p) if by_name else f(at, *p.values())
+        return order.align(values) if at is x else values
 
-    def residuals(p: Mapping[str, Any]) -> Any:
+    def subtract(p: Mapping[str, Any]) -> Any:
         values = predict(p, x)
         data = data_of(values)
         if data is None:
@@ -97,15 +103,62 @@ def curve_fit(
         if data.shape != observed.shape:
             shapes = f"f returned shape {tuple(data.shape)}, and y has shape {tuple(observed.shape)}"
             raise ValueError(f"curve_fit: {shapes}; they have to be the same")
-        difference = values - y if isinstance(values, Labelled) and isinstance(y, Labelled) else data - observed
+        return values - y if isinstance(values, Labelled) and isinstance(y, Labelled) else data - observed
+
+    def residuals(p: Mapping[str, Any]) -> Any:
+        difference = subtract(p) if used is None else data_of(subtract(p))[used]
         return difference if weigh is None else weigh(data_of(difference))
 
+    if settings.get("nan") == "mask" and weigh is not None and _is_covariance(sigma, observed):
+        # Each residual of unit variance is a sum, in which one that is not a number would be in all that follow.
+        point = StartPoint(start)
+        with torch.no_grad():
+            used = ~data_of(subtract(point.result(point.leaves))).isnan()
+        weigh = _read_sigma(_read_numbers(sigma)[used][:, used], observed[used])
+
     if jac is not None and not isinstance(jac, str):
-        jac = _weigh_columns(jac, x, by_name, weigh, len(observed.reshape(-1)))
+        jac = _weigh_columns(jac, x, by_name, weigh, observed.numel(), order, used)
     result = _minimize(residuals, start, settings.pop("method", "lm"), bounds=bounds, jac=jac, **settings)
     problem = result._require_problem()._replace(absolute=absolute_sigma and sigma is not None)
-    spread = None if sigma is None else _read_sigma_vector(sigma)
+    spread = None if sigma is None else _read_sigma_vector(sigma, observed)
     return dataclasses.replace(result, problem=problem, data=CurveData(predict, x, observed.detach(), spread))
+
+
+class _RowOrder:
+    """The order of the values of a labelled model, which can be other than that of the labelled data.
+
+    Args:
+        y: The data.
+    """
+
+    def __init__(self, y: Any) -> None:
+        self.dims = y.dims if isinstance(y, Labelled) else None
+        #: For each value of the data its place in the model, if the order is another.
+        self.places: Tensor | None = None
+
+    def align(self, values: Any) -> Any:
+        """Return values of the model in the order of the data; those without labels unchanged."""
+        if self.dims is None or not isinstance(values, Labelled) or values.dims == self.dims:
+            return values
+        try:
+            aligned = values.align_to(self.dims)
+            places = torch.arange(values.data.numel(), device=values.data.device).reshape(values.data.shape)
+            self.places = Labelled(places, values.dims).align_to(self.dims).data.reshape(-1)
+        except ValueError as error:
+            raise ValueError(f"curve_fit: f returned values whose axes or labels are not those of y: {error}") from None
+        return aligned
+
+
+def _align_sigma(sigma: Any, y: Any) -> Any:
+    """Return labelled standard deviations, or a labelled covariance matrix, in the order of labelled data; others unchanged."""
+    if not isinstance(sigma, Labelled) or not isinstance(y, Labelled):
+        return sigma
+    if y.data.dim() == 1 and sigma.data.dim() == 2:
+        try:
+            return sigma.align_to([y.dims[0].rename(axis.name) for axis in sigma.dims]).data
+        except ValueError as error:
+            raise ValueError(f"curve_fit: sigma does not have the labels of y: {error}") from None
+    return align_numbers(sigma, y.data, y.dims, "curve_fit: sigma", "y")
 
 
 def _minimize(*args: Any, **settings: Any) -> Result:
@@ -188,18 +241,27 @@ def _read_intervals(bounds: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, (None if pair is None else tuple(pair) for pair in pairs), strict=True))
 
 
-def _read_sigma_vector(sigma: Any) -> Tensor:
+def _read_sigma_vector(sigma: Any, y: Tensor) -> Tensor:
     """Return the standard deviations, also from a covariance matrix."""
-    values = torch.as_tensor(_read_data(sigma) if data_of(sigma) is None else data_of(sigma)).detach()
-    return values.diagonal().sqrt() if values.dim() == 2 and values.shape[0] == values.shape[1] else values
+    values = _read_numbers(sigma)
+    return values.diagonal().sqrt() if _is_covariance(sigma, y) else values
+
+
+def _read_numbers(sigma: Any) -> Tensor:
+    return torch.as_tensor(_read_data(sigma) if data_of(sigma) is None else data_of(sigma)).detach()
+
+
+def _is_covariance(sigma: Any, y: Tensor) -> bool:
+    """Return whether sigma is a covariance matrix of the data, and not their standard deviations."""
+    return y.dim() == 1 and _read_numbers(sigma).shape == (len(y), len(y))
 
 
 def _read_sigma(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor] | None:
     """Return the function that makes residuals of unit variance, or None."""
     if sigma is None:
         return None
-    values = torch.as_tensor(_read_data(sigma) if data_of(sigma) is None else data_of(sigma)).to(y.device).detach()
-    if y.dim() == 1 and values.shape == (len(y), len(y)):
+    values = _read_numbers(sigma).to(y.device)
+    if _is_covariance(sigma, y):
         L, failed = torch.linalg.cholesky_ex(values)
         if int(failed):
             raise ValueError("curve_fit: sigma, as a covariance matrix, is not positive definite")
@@ -216,9 +278,25 @@ def _read_sigma(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor] | None:
 
 
 def _weigh_columns(
-    jac: Any, x: Any, by_name: bool, weigh: Callable[[Tensor], Tensor] | None, count: int
+    jac: Any,
+    x: Any,
+    by_name: bool,
+    weigh: Callable[[Tensor], Tensor] | None,
+    count: int,
+    order: _RowOrder,
+    used: Tensor | None,
 ) -> Callable[[Any], Any]:
-    """Return the user's Jacobian of the model as that of the residuals, in the form of the parameters."""
+    """Return the user's Jacobian of the model as that of the residuals, in the form of the parameters.
+
+    Args:
+        jac: The Jacobian: a function of x and the parameters.
+        x: The predictor.
+        by_name: Whether parameters are passed by name.
+        weigh: Makes residuals of unit variance, or None.
+        count: The number of values of the model.
+        order: The order of the values of the model, in which the rows of the Jacobian are.
+        used: Which values of the data are used; None for all.
+    """
     if not callable(jac):
         raise TypeError("curve_fit: jac is a function of x and the parameters, 'forward' or 'reverse'")
 
@@ -227,6 +305,8 @@ def _weigh_columns(
         matrix = torch.as_tensor(_read_data(out) if data_of(out) is None else data_of(out)).reshape(count, -1)
         if matrix.shape[1] != len(p):
             raise ValueError(f"curve_fit: jac returned {matrix.shape[1]} columns for {len(p)} parameters")
+        matrix = matrix if order.places is None else matrix[order.places]
+        matrix = matrix if used is None else matrix[used]
         columns = matrix.unbind(1) if weigh is None else [weigh(column) for column in matrix.unbind(1)]
         return dict(zip(p, columns, strict=True))
 

@@ -5,13 +5,14 @@ They support user-defined derivatives, results that are floats or NumPy arrays, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..labels import Space
 from ..labels import Tensor as Labelled
 from ._point import StartPoint, data_of, from_vector
 
@@ -115,9 +116,10 @@ class DifferentiatedFunction:
         if len(self.point.leaves) > 1:
             blocks = self.point.match(out, "parts of the Hessian", lambda part: False)
             rows = [leaf.numel() for leaf in self.point.leaves]
-            parts = [_read_matrix(b, self.point, n, vector, "hess") for b, n in zip(blocks, rows, strict=True)]
+            named = zip(blocks, rows, self.point.dims, strict=True)
+            parts = [_read_matrix(block, self.point, n, vector, "hess", dims) for block, n, dims in named]
             return torch.cat(parts) @ direction
-        return _read_matrix(out, self.point, size, vector, "hess") @ direction
+        return _read_matrix(out, self.point, size, vector, "hess", self.point.dims[0]) @ direction
 
 
 class _UserValues(torch.autograd.Function):
@@ -151,13 +153,25 @@ class _UserDerivatives(torch.autograd.Function):
         return ctx.functions.multiply_hessian(vector, grad.reshape(-1)), None
 
 
-def _read_matrix(out: Any, point: StartPoint, rows: int, vector: Tensor, name: str) -> Tensor:
-    """Return derivatives in the form of x0, after an axis of rows, as a matrix; raise ValueError if shapes differ."""
+def _read_matrix(
+    out: Any, point: StartPoint, rows: int, vector: Tensor, name: str, row_dims: Sequence[Space] | None = None
+) -> Tensor:
+    """Return derivatives in the form of x0, after an axis of rows, as a matrix; raise ValueError if shapes differ.
+
+    Args:
+        out: The derivatives.
+        point: The form of x0.
+        rows: The number of rows.
+        vector: The point as a vector.
+        name: The name of the user's function in errors.
+        row_dims: The labelled axes of the rows of a Hessian.
+    """
     single = len(point.leaves) == 1 and not isinstance(point.x0, Mapping)
     parts = [out] if single else point.match(out, f"parts of {name}", lambda part: False)
     if any(part is None for part in parts):
         raise ValueError(f"minimize: {name} returned no derivatives for a part of x0")
-    tensors = [_to_tensor(part, vector) for part in parts]
+    aligned = [_align_derivatives(part, dims, row_dims, name) for part, dims in zip(parts, point.dims, strict=True)]
+    tensors = [_to_tensor(part, vector) for part in aligned]
     pieces = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
     sizes = [leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in point.leaves]
     if any(piece.numel() != rows * size for piece, size in zip(pieces, sizes, strict=True)):
@@ -165,6 +179,27 @@ def _read_matrix(out: Any, point: StartPoint, rows: int, vector: Tensor, name: s
         fact = f"minimize: {name} returned {shapes}; for {rows} values of {vector.numel()} variables it returns"
         raise ValueError(f"{fact} ({rows}, ...), with the axes of each tensor of x0 after the first")
     return torch.cat([piece.reshape(rows, -1).to(vector) for piece in pieces], 1)
+
+
+def _align_derivatives(part: Any, dims: Sequence[Space] | None, row_dims: Sequence[Space] | None, name: str) -> Any:
+    """Return labelled derivatives with axes and labels in the order of those of x0; others unchanged."""
+    if not isinstance(part, Labelled) or not dims or part.data.dim() < len(dims):
+        return part
+    at = part.data.dim() - len(dims)
+    first, last = part.dims[:at], part.dims[at:]
+    if row_dims and len(row_dims) == at:
+        first = _match_names(first, row_dims)
+    try:
+        return part.align_to((*first, *_match_names(last, dims)))
+    except ValueError as error:
+        raise ValueError(f"minimize: {name} does not have the axes and labels of x0: {error}") from None
+
+
+def _match_names(own: Sequence[Space], dims: Sequence[Space]) -> tuple[Space, ...]:
+    """Return axes of x0, under the names that the derivatives have for them."""
+    if {axis.name for axis in own} == {axis.name for axis in dims}:
+        return tuple(dims)
+    return tuple(dim.rename(axis.name) for axis, dim in zip(own, dims, strict=True))
 
 
 def _to_tensor(value: Any, like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
+from ..layout import public_name
 
 
 class StartPoint:
@@ -32,7 +33,12 @@ class StartPoint:
             # The user's module is not changed; the copy is.
             self.module = copy.deepcopy(x0)
             named = {name: param for name, param in self.module.named_parameters() if param.requires_grad}
-            self.names, self.leaves, self.dims = list(named), list(named.values()), [None] * len(named)
+            self.names, self.leaves, self.dims = (
+                list(map(public_name, named)),
+                list(named.values()),
+                [None] * len(named),
+            )
+            self._keys = list(named)
             if not self.leaves:
                 raise ValueError(f"minimize: {type(x0).__name__} has no parameters that require a gradient")
         else:
@@ -91,7 +97,7 @@ class StartPoint:
         if all(map(operator.is_, leaves, self.leaves)):
             return fun(self.module)
         wrapped = _FunctionOfModule(fun, self.module)
-        named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
+        named = {f"module.{name}": leaf for name, leaf in zip(self._keys, leaves, strict=True)}
         return torch.func.functional_call(wrapped, named, ())
 
     def result(self, values: list[Tensor]) -> Any:
@@ -118,6 +124,10 @@ class StartPoint:
         if self.module is not None:
             return dict(zip(self.names, parts, strict=True))
         return self._form(parts)
+
+    def list_labels(self) -> list[Any]:
+        """Return the axes of every leaf that is labelled, and None for the others; also of those that a module owns."""
+        return self.dims if self.module is None else [_find_dims(self.module, name) for name in self.names]
 
     def match(self, values: Any, what: str, covers: Callable[[Any], bool]) -> list[Any]:
         """Return the value for every leaf from a nesting like x0; None where there is none.
@@ -149,6 +159,35 @@ class StartPoint:
 
         walk(values, *((self.x0, "x0") if self.module is None else (out, "")))
         return list(out.values())
+
+
+def _find_dims(module: nn.Module, name: str) -> Any:
+    """Return the axes of a labelled tensor of a module, or None."""
+    path, _, last = name.rpartition(".")
+    value = getattr(module.get_submodule(path), last, None)
+    return value.dims if isinstance(value, Labelled) else None
+
+
+def align_numbers(value: Any, like: Tensor, dims: Any, what: str, whose: str = "x0") -> Any:
+    """Return a labelled value as numbers in the order of a leaf's axes and labels; other values unchanged.
+
+    Args:
+        value: The value. Axes that it does not have are filled with it.
+        like: The leaf.
+        dims: The axes of the leaf, or None if it has no labels.
+        what: The name of the value in errors.
+        whose: The name of the leaf in errors.
+    """
+    if not isinstance(value, Labelled):
+        return value
+    if dims is None or value.data.dim() == 0:
+        return value.data
+    aligned = Labelled(value.data.new_empty(like.shape), dims)
+    try:
+        aligned[...] = value.detach()
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{what}: the axes or labels are not those of {whose}: {error}") from None
+    return aligned.data
 
 
 def choose_tolerance(exact: bool) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Tensor as Labelled
-from ._point import StartPoint
+from ._point import StartPoint, align_numbers
 
 Bound = Tensor | None
 
@@ -136,9 +136,11 @@ def read_bounds(
     else:
         intervals = point.match(bounds, "bounds", _is_interval)
         sides = [_part_intervals(*one, batched) for one in zip(intervals, point.leaves, point.names, strict=True)]
+    labels = point.list_labels()
     low: list[Bound] = []
     high: list[Bound] = []
-    for (below, above), name, leaf in zip(sides, point.names, point.leaves, strict=True):
+    for (below, above), name, leaf, dims in zip(sides, point.names, point.leaves, labels, strict=True):
+        below, above = (align_numbers(side, leaf, dims, f"minimize: bounds of {name}") for side in (below, above))
         a, b = _read_side(below, leaf, name, "lower", -torch.inf), _read_side(above, leaf, name, "upper", torch.inf)
         _check(name, leaf, a, b)
         low.append(None if bool((a == -torch.inf).all()) else a)
@@ -167,13 +169,13 @@ def _read_side(bound: Any, leaf: Tensor, name: str, side: str, end: float) -> Te
         raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {bound!r}")
     if isinstance(bound, list | tuple):
         bound = [end if item is None else item for item in bound]
-    data = bound.data if isinstance(bound, Labelled) else bound
-    if not isinstance(data, Tensor):  # torch would round Python's numbers to single precision
-        data = torch.as_tensor(np.asarray(end if data is None else data))
+    if not isinstance(bound, Tensor):  # torch would round Python's numbers to single precision
+        bound = torch.as_tensor(np.asarray(end if bound is None else bound))
     try:
-        return data.detach().to(leaf).expand_as(leaf).clone()
+        read: Tensor = bound.detach().to(leaf).expand_as(leaf).clone()
     except RuntimeError as error:
         raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
+    return read
 
 
 def _is_end(value: Any) -> bool:
@@ -199,6 +201,8 @@ def _part_intervals(intervals: Any, leaf: Tensor, name: str, batched: bool) -> t
     if not isinstance(intervals, Tensor | Labelled | np.ndarray) or getattr(intervals.dtype, "kind", "f") not in "iuf":
         forms = "give (low, high) for all variables, a list of those, or a dictionary by name, or lower= and upper="
         raise TypeError(f"minimize: bounds of {name} are not understood; {forms}")
+    if isinstance(intervals, Labelled) and intervals.data.dim() > 1 and intervals.data.shape[-1] == 2:
+        return intervals[..., 0], intervals[..., 1]
     data = torch.as_tensor(intervals.data if isinstance(intervals, Labelled) else intervals)
     if data.shape not in ((2,), (*one.shape, 2), (*leaf.shape, 2)):
         fact = f"minimize: {name} has {one.numel()} variables, and its bounds are of shape {tuple(data.shape)}"

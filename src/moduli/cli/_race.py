@@ -246,10 +246,7 @@ def _read_race(path: Path, problems: list[str], chains: list[str]) -> dict[str, 
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")
     keys = ("seeds", "budget", "seconds", "threads", "target", "tune")
     spec = {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
-    return {
-        **spec,
-        "ranges": {k: tuple(v) if isinstance(v, list) else v for k, v in (header.get("ranges") or {}).items()},
-    }
+    return {**spec, "ranges": header.get("ranges")}
 
 
 def _read_range(text: str) -> tuple[str, tuple[float, float] | float]:

@@ -33,7 +33,7 @@ class Coordinates:
             if index in self.integer and index in self.categorical:
                 raise ValueError(f"coordinate {index} is called both integer and categorical; choose one")
         self.bounded = bounds is not None or bool(self.categorical)
-        low, high = (-torch.inf, torch.inf) if bounds is None else bounds
+        low, high = (-torch.inf, torch.inf) if bounds is None else split_bounds(bounds)
         self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)
         if bounds is None and len(self.whole) == 0:
             # Two 0-d tensors, which broadcast, instead of two vectors.
@@ -81,6 +81,16 @@ def check_sigma(sigma: float) -> None:
     """Raise ValueError if a standard deviation is not positive."""
     if not sigma > 0:
         raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+
+
+def split_bounds(bounds: Any) -> tuple[Any, Any]:
+    """Return the lower and the upper bound; raise ValueError for other forms, such as SciPy's intervals of each coordinate."""
+    is_pair = hasattr(bounds, "__len__") and len(bounds) == 2 and not isinstance(bounds, Mapping | str)
+    if not is_pair or (isinstance(bounds, list) and all(isinstance(end, tuple) for end in bounds)):
+        fact = "bounds are a pair (lower, upper), of numbers or of one number for each coordinate"
+        raise ValueError(f"{fact}; intervals [(low, high), ...] are the pair tuple(zip(*intervals))")
+    low, high = bounds
+    return low, high
 
 
 def _expand_bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.device, side: str) -> Tensor:

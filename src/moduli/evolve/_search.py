@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..labels import Tensor as Labelled
 from . import ars, cem, cmaes, de, ga, guided_es, open_es, pgpe, pso, snes, xnes
 from ._base import Search
 from ._distribution import choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, member_seeds
 from ._matrix_search import MatrixSearch
 from ._module_fitness import Chosen, ModuleFitness
-from ._problem import Reason
-from ._tensor_tree import TensorTree, TreeFitness
+from ._problem import Reason, split_bounds
+from ._tensor_tree import TensorTree, TreeFitness, TreeLeaf
 from .polish import Polish
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ def search(
     chosen = Chosen(net, over)
     if method == "auto":
         method = choose_method(chosen.numel)
+    if settings.get("bounds") is not None:
+        settings["bounds"] = tuple(_read_bound(end, net) for end in split_bounds(settings["bounds"]))
     _check_options(method, vectorised and executor is not None, polish and checkpoint is not None)
     limit = budget - budget // 5 if polish else budget
     if polish and issubclass(METHODS[method][0], MatrixSearch):
@@ -219,6 +222,25 @@ def _check_options(method: str, executor_given: bool, polishes_checkpoint: bool)
         )
 
 
+def _read_bound(bound: Any, net: nn.Module) -> Any:
+    """Return a bound in the form of one tensor as a vector; a labelled one in the order of its axes and labels."""
+    form = net.form if isinstance(net, TensorTree) else None
+    if not isinstance(form, TreeLeaf):
+        if isinstance(bound, Labelled):
+            raise TypeError("labelled bounds are those of one labelled tensor; give one number for each coordinate")
+        return bound
+    if isinstance(bound, Labelled) and form.dims is not None:
+        aligned = Labelled(torch.empty(net.get_parameter(form.name).shape, dtype=bound.data.dtype), form.dims)
+        try:
+            aligned[...] = bound.detach()
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"the axes or labels of a bound are not those of the tensor: {error}") from None
+        bound = aligned
+    data = bound.data if isinstance(bound, Labelled) else bound
+    is_shaped = isinstance(data, torch.Tensor) and data.shape == net.get_parameter(form.name).shape
+    return data.reshape(-1) if is_shaped else data
+
+
 def choose_method(size: int) -> str:
     """Return the name of the best method whose memory is affordable for this number of parameters."""
     if size <= 1_000:
@@ -247,7 +269,19 @@ def _make_search(net: Any, chosen: Chosen, method: str, limit: int, settings: di
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
     x0 = chosen.read(net, torch.float64 if double else None)
+    _refuse_unknown(kind, method, settings)
     return kind(x0, max_evaluations=limit, own=True, **{**preset, **settings})
+
+
+def _refuse_unknown(kind: type[Search], method: str, settings: Mapping[str, Any]) -> None:
+    """Raise TypeError for a setting that neither the method nor what all searches share has."""
+    # `**options` of a method are passed on to its bases.
+    inits = [signature(base.__init__) for base in kind.__mro__ if "__init__" in vars(base)]  # type: ignore[misc]
+    known = {each.name for init in inits for each in init.parameters.values() if each.kind is each.KEYWORD_ONLY}
+    for key in settings:
+        if key not in known:
+            own = sorted(known - {"own", "max_evaluations"})
+            raise TypeError(f"method={method!r} has no setting {key!r}; it has {', '.join(own)}")
 
 
 def _first_population(kind: type[Search], size: int, budget: int) -> int:

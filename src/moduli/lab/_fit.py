@@ -117,7 +117,7 @@ def fit(
         if not resume and not overwrite:
             raise io.CheckpointError(f"{path} exists: go on from it with --resume, or start again with --overwrite")
         if resume:
-            about |= _load(path, entrant, generator, runner.source)
+            about |= _load(path, entrant, generator, runner.source, problem.name)
     meter = Meter(2**62, math.inf, None)
     meter.evaluations, meter.began = about["evaluations"], meter.began - about["seconds"]
 
@@ -212,8 +212,19 @@ class GradientRule:
         self.vanished = bool(grads) and max(float(grad.abs().max()) for grad in grads) <= self.tol
 
 
-def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str) -> dict[str, Any]:
-    """Put a contender where a fit ended, and give what was saved beside."""
+def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str, name: str) -> dict[str, Any]:
+    """Restore the states of a contender from a checkpoint of `fit`.
+
+    Args:
+        path: The checkpoint.
+        entrant: The contender, whose model and optimizer are loaded.
+        generator: The generator of batches, whose state is loaded.
+        source: The chain, which must be that of the checkpoint.
+        name: The name of the problem, which must be that of the checkpoint.
+
+    Returns:
+        The other values that `fit` saved, by name.
+    """
     saved = io.read(path).extra
     about = saved.get("fit") if isinstance(saved, dict) else None
     if not isinstance(about, dict) or "chain" not in about:
@@ -221,6 +232,9 @@ def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str)
     if about["chain"] != source:
         fact = f"{path} was fitted with {shorten(about['chain'])}, and cannot be resumed with {source!r}"
         raise io.CheckpointError(f"{fact}: their states differ")
+    if about.get("problem", name) != name:
+        fact = f"{path} is a fit of {shorten(about['problem'])}, and cannot be resumed with {name!r}"
+        raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
     model = None if entrant.population is not None else entrant.model
     extra = {"generator": generator}
     io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)

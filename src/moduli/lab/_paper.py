@@ -14,7 +14,7 @@ import numpy
 
 from .._figures import make_axes
 from ._results import QUARTILES, Results, curves, profiles, write_file
-from ._scores import GOAL, choose_winners
+from ._scores import GOAL, choose_winners, find_shift, shift_values
 from ._sketch import COLOURS
 from ._standings import LARGEST_RATIO, sensitivity
 
@@ -76,7 +76,8 @@ def write_figures(results: Results, path: str | os.PathLike[str]) -> list[Path]:
         data = io.BytesIO()
         with rc_context(STYLE):
             figure.savefig(data, format=kind, metadata=dates, dpi=200)
-        written.append(write_file(path.with_name(f"{path.stem}-{name}{path.suffix}"), data.getvalue()))
+        part = name.replace("/", "-").replace(os.sep, "-")  # the name of a problem may contain a separator of paths
+        written.append(write_file(path.with_name(f"{path.stem}-{part}{path.suffix}"), data.getvalue()))
     return written
 
 
@@ -107,34 +108,38 @@ def _finish(panel: Any, **labels: str) -> Figure:
     return panel.figure  # type: ignore[no-any-return]
 
 
-def _find_shift(problem: dict[str, Any]) -> tuple[float, str]:
-    """Return the optimum, if it is known, and what a value less it is called."""
-    exact = problem["exact"] and problem["optimum"] is not None
-    shifted = exact and problem["optimum"] != 0
-    return (problem["optimum"], "loss above the optimum") if shifted else (0.0, "loss")
+def use_log_axes(panel: Any) -> None:
+    """Make an axis logarithmic if a line has a value above zero on it; without one, matplotlib can't draw such an axis.
+
+    Args:
+        panel: The axes of matplotlib.
+    """
+    points = [numpy.asarray(line.get_data(), dtype=float) for line in panel.lines]
+    shown = [each[:, numpy.isfinite(each).all(0)] for each in points]
+    for row, axis in enumerate(("x", "y")):
+        if any((each[row] > 0).any() for each in shown):
+            panel.set(**{f"{axis}scale": "log"})
 
 
 def _draw_curves(results: Results, problem: dict[str, Any]) -> Figure:
     panel, styles = make_axes(None, SIZE), _find_styles(results)
-    shift, name = _find_shift(problem)
+    shift, name = find_shift(results, problem)
     for curve in curves(results, problem["name"]):
         points, style = curve["evaluations"], styles[curve["source"]]
-        median, lower, upper = (
-            [numpy.nan if value is None else max(value - shift, 1e-16) for value in points[key]] for key in QUARTILES
-        )
+        median, lower, upper = (shift_values(points[key], problem, shift) for key in QUARTILES)
         panel.plot(points["x"], median, label=curve["label"][:40], **style)
         panel.fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
-    panel.set(xscale="log", yscale="log")
+    use_log_axes(panel)
     return _finish(panel, xlabel="evaluations", ylabel=name, title=problem["name"])
 
 
 def _draw_sensitivity(results: Results, problem: dict[str, Any], lines: list[dict[str, Any]]) -> Figure:
     panel, styles = make_axes(None, SIZE), _find_styles(results)
-    shift, name = _find_shift(problem)
+    shift, name = find_shift(results, problem)
     for line in lines:
-        y = [numpy.nan if value is None else max(value - shift, 1e-16) for value in line["y"]]
+        y = shift_values(line["y"], problem, shift)
         panel.plot(line["x"], y, marker="o", markersize=3, label=line["label"][:40], **styles[line["source"]])
-    panel.set(xscale="log", yscale="log")
+    use_log_axes(panel)
     numbers = dict.fromkeys(line["number"].rpartition(".")[2] for line in lines)
     return _finish(panel, xlabel=", ".join(numbers), ylabel=f"final {name}", title=problem["name"])
 

@@ -42,6 +42,8 @@ Messages = Generator[tuple[int, dict[str, Any]], None, None]
 
 STARTUP = 300.0
 """How many seconds a worker has to import what runs need."""
+WARMUP = 60.0
+"""How many seconds a worker has to try one chain, before it is ended and another one starts without that chain."""
 # Seconds beyond the time limit that a run checks itself, after which its process is killed: the run may never check.
 GRACE = 3.0
 # Seconds between two checks of workers that send no message.
@@ -165,7 +167,7 @@ def _execute_in_workers(
     """Do jobs in at most so many worker processes, and yield their messages as `execute_all` does."""
     for number, _ in enumerate(tasks):  # raise for tasks that can't be pickled before anything runs
         _encode([tasks[number]], limits)
-    waiting = list(jobs)[::-1]
+    waiting, chains = list(jobs)[::-1], list(chains)
     pool: list[_RunWorker] = []
     try:
         while waiting or any(worker.job for worker in pool):
@@ -186,6 +188,12 @@ def _execute_in_workers(
                 if message is None:
                     pool.remove(worker)
                     message = worker.end()
+                    if (
+                        worker.tried is not None
+                    ):  # the chain's own runs report the reason; the other runs do not need it
+                        chains = [chain for chain in chains if chain != worker.tried]
+                        waiting.append(job)
+                        continue
                     if not worker.began:  # a worker that can't start fails every time: no job can be done
                         job += tuple(number for each in reversed(waiting) for number in each)
                         waiting.clear()
@@ -268,13 +276,16 @@ class _RunWorker:
         self.hang_detail = ""
         self.progress: dict[str, Any] = {}
         self.began = False
+        self.chains = chains
+        #: The chain that the process tries now, before its first job.
+        self.tried: str | None = None
         # The file has no name, so nothing remains on the disk, however this process ends.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self.connection, other = multiprocessing.Pipe()
         start = "import json, signal, sys; sys.path[:] = json.loads(sys.argv[1]); "
         # The timer ends a process that hangs, also in C code or in an import.
         start += "signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2])); from moduli.lab._pool import work; work()"
-        arguments = [json.dumps(sys.path), str(STARTUP), str(other.fileno()), *chains]
+        arguments = [json.dumps(sys.path), str(STARTUP), str(other.fileno()), str(WARMUP), *chains]
         # numpy's libraries would start as many threads as there are cores.
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
@@ -292,19 +303,29 @@ class _RunWorker:
     def send(self, job: Job, data: bytes) -> None:
         """Send a job to the process: the numbers of its tasks are stored, and the encoded tasks are sent."""
         self.job, self.progress = job, {}
-        self.watch = ProcessWatch(self.process.pid, (self.seconds + GRACE) * len(job))
+        self._watch_job()
         self.errors.seek(0)
         self.errors.truncate()
         with contextlib.suppress(OSError):  # the process has died; the next `receive` returns None
             self.connection.send_bytes(data)
 
+    def _watch_job(self) -> None:
+        """Restart the watch, with the time that the job may take."""
+        self.watch = ProcessWatch(self.process.pid, (self.seconds + GRACE) * len(self.job))
+
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message: an empty one when the process has started, None when it has died."""
+        """Return the next message: an empty one when the process tries a chain or has started, None when it has died."""
         try:
             message: dict[str, Any] = self.connection.recv()
         except (EOFError, OSError):
             return None
-        self.began = True
+        if "tries" in message:
+            self.tried = self.chains[message["tries"]]
+            self.watch = ProcessWatch(self.process.pid, WARMUP)
+            return {}
+        if not self.began:
+            self.began, self.tried = True, None
+            self._watch_job()
         if "records" in message or "split" in message:
             self.job = ()
         else:
@@ -340,12 +361,14 @@ class _RunWorker:
 
 def work() -> None:
     """Run as a worker process: import what runs need, do the jobs that arrive, and exit when the parent process is gone."""
-    _, _, _, descriptor, *chains = sys.argv
+    _, _, _, descriptor, warmup, *chains = sys.argv
     faulthandler.enable()
     threading.Thread(target=_exit_after, args=(os.getppid(),), daemon=True).start()
-    for chain in chains:
-        execute("sphere-10", chain, 0, {"budget": 1, "seconds": STARTUP, "threads": 1, "target": None})
     parent: Connection[Any, Any] = Connection(int(descriptor))
+    for number, chain in enumerate(chains):
+        parent.send({"tries": number})
+        signal.setitimer(signal.ITIMER_PROF, float(warmup))
+        execute("sphere-10", chain, 0, {"budget": 1, "seconds": STARTUP, "threads": 1, "target": None})
 
     def report(evaluations: int, value: float) -> None:
         parent.send({"evaluations": evaluations, "value": drop_infinite(value)})

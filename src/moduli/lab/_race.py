@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from ._grammar import ParsedChain
 from ._pool import Task, execute_all
 from ._reference import as_problem, load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
-from ._tuning import RangeSpec, Setting, check_ranges, make_settings
+from ._tuning import RangeSpec, Setting, check_ranges, make_settings, read_ranges
 from .problems import Problem, SampledProblem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -126,37 +127,37 @@ def race(
     >>> [run["reason"] for run in results.runs]
     ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
     """
-    field = [contender(spec) for spec in contenders]
-    courses = [_read_course(spec) for spec in problems]
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    _check_parts(courses, field, numbers)
-    _check_limits(budget, threads, target)
-    settings = _make_all_settings(field, tune, numbers, ranges or {})
-    limits = {"budget": budget, "seconds": seconds, "threads": threads, "target": target}
+    parsed_contenders = [contender(spec) for spec in _list_parts(contenders)]
+    loaded_problems = [_load_problem_spec(spec) for spec in _list_parts(problems)]
+    numbers, ranges = _list_seeds(seeds), read_ranges(ranges or {})
+    _check_parts(loaded_problems, parsed_contenders, numbers)
+    limits = _read_limits(budget, seconds, threads, target)
+    tune = None if tune is None else operator.index(tune)
+    settings = _make_all_settings(parsed_contenders, tune, numbers, ranges)
     top = {
         "kind": "race",
         "format": FORMAT,
         "command": list(sys.argv) if command is None else command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "problems": [_describe_problem(spec, problem) for spec, problem in courses],
-        "contenders": [{"label": entry.label, "source": entry.source} for entry in field],
+        "problems": [_describe_problem(spec, problem) for spec, problem in loaded_problems],
+        "contenders": [{"label": entry.label, "source": entry.source} for entry in parsed_contenders],
         "seeds": numbers,
         **limits,
         **environment(),
     }
     if tune is not None:
-        top |= {"tune": tune, "ranges": json.loads(json.dumps(dict(ranges or {})))}
+        top |= {"tune": tune, "ranges": json.loads(json.dumps(ranges))}
         top["settings"] = [
-            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in own]
-            for own in settings
+            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in contender_settings]
+            for contender_settings in settings
         ]
-    results = Results(top, problems={problem.name: problem for _, problem in courses})
-    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in field]
+    results = Results(top, problems={problem.name: problem for _, problem in loaded_problems})
+    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in parsed_contenders]
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as stream:
-        tasks, records = _list_tasks(results, courses, field, settings)
-        groups = _group_tasks(tasks, records, dict(courses)) if tune is not None and stack else []
+        tasks, records = _list_tasks(results, loaded_problems, parsed_contenders, settings)
+        groups = _group_tasks(tasks, records, dict(loaded_problems)) if tune is not None and stack else []
         with contextlib.closing(execute_all(tasks, limits, workers, chains, groups, executor)) as messages:
             for number, message in messages:
                 record = {**records[number], **message}
@@ -186,12 +187,35 @@ def _check_parts(
             raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, keys))}{hint}")
 
 
-def _check_limits(budget: int | None, threads: int, target: float | None) -> None:
-    for what, number in {"budget": budget, "number of threads": threads}.items():
+def _list_parts(parts: Any) -> list[Any]:
+    """Return problems, or contenders, as a list; a text is a list of one."""
+    return [parts] if isinstance(parts, str) else list(parts)
+
+
+def _list_seeds(seeds: Any) -> list[int]:
+    """Return the seeds as integers of Python, which JSON can store; a number n means the seeds 0 to n - 1."""
+    if hasattr(seeds, "__index__") and getattr(seeds, "ndim", 0) == 0:
+        return list(range(operator.index(seeds)))
+    return [operator.index(seed) for seed in seeds]
+
+
+def _read_limits(budget: int | None, seconds: float, threads: int, target: float | None) -> dict[str, Any]:
+    """Return the limits of a run as numbers of Python; raise ValueError if one is out of range."""
+    counts = {"budget": budget, "threads": threads}
+    counts = {what: None if number is None else operator.index(number) for what, number in counts.items()}
+    for what, number in {"budget": counts["budget"], "number of threads": counts["threads"]}.items():
         if number is not None and number < 1:
             raise ValueError(f"the {what} is at least 1, not {number}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"the seconds of a run are a finite number above zero, not {seconds}")
     if target is not None and not math.isfinite(target):
         raise ValueError(f"the target is a finite number, not {target}")
+    return {
+        "budget": counts["budget"],
+        "seconds": float(seconds),
+        "threads": counts["threads"],
+        "target": None if target is None else float(target),
+    }
 
 
 def _make_all_settings(
@@ -272,7 +296,7 @@ def _group_tasks(
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _read_course(spec: Any) -> tuple[Any, Problem]:
+def _load_problem_spec(spec: Any) -> tuple[Any, Problem]:
     """Return what names a problem for a worker (a text, or the problem itself), and the problem."""
     if isinstance(spec, str):
         return spec, load_problem(spec)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .._texts import shorten
+from ..labels import Tensor as Labelled
 from .problems import Problem, get
 
 
@@ -173,16 +174,17 @@ class WrittenProblem(Problem):
         self.name, self.written = name, written
         self.summary = (inspect.getdoc(written) or "").split("\n")[0]
         self.start = {key: self._tensor(key, value) for key, value in (start or {}).items()}
-        self.function = written  # of the module, which `model` makes with it
+        self.dims = {key: value.dims for key, value in (start or {}).items() if isinstance(value, Labelled)}
+        self.function = written  # replaced by `model` if `written` returns a module and a function of it
         self.model(0)
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
         try:
-            made = torch.as_tensor(value)
+            result = torch.as_tensor(value.data if isinstance(value, Labelled) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             fact = f"{self.name}: the default of {key!r} is {shorten(value)}, not a number or a tensor"
             raise ProblemFileError(fact) from error
-        return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
+        return result if result.is_floating_point() or result.is_complex() else result.to(torch.get_default_dtype())
 
     def model(self, seed: int) -> nn.Module:
         """Return the defaults, with normal noise of size 0.1 added for seeds other than 0; or a new module, made with this seed."""
@@ -205,6 +207,10 @@ class WrittenProblem(Problem):
         if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
             what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
             raise ProblemFileError(f"{self.name}: a loss is one number as a tensor, or several residuals, not {what}")
+        if loss.numel() == 1 and loss.is_complex():
+            raise ProblemFileError(
+                f"{self.name}: a loss is a real number, not {loss.dtype}; return for instance its abs()"
+            )
         return loss.reshape(()) if loss.numel() == 1 else 0.5 * loss.abs().square().sum()
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
@@ -214,6 +220,10 @@ class WrittenProblem(Problem):
             return None
         return torch.view_as_real(values).reshape(-1) if values.is_complex() else values.reshape(-1)
 
+    def _label(self, values: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Return arguments with the labels that their defaults have."""
+        return {key: Labelled(value, self.dims[key]) if key in self.dims else value for key, value in values.items()}
+
     def _call_function(self, model: Callable[..., Any]) -> Any:
-        value = self.written(**model()) if self.start else self.function(model)
-        return value if isinstance(value, torch.Tensor) else getattr(value, "data", value)  # a labelled tensor has data
+        value = self.written(**self._label(model())) if self.start else self.function(model)
+        return value.data if isinstance(value, Labelled) else value

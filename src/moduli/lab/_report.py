@@ -20,8 +20,9 @@ import numpy
 import torch
 
 from .._figures import make_axes
+from ._paper import use_log_axes
 from ._results import QUARTILES, TOLERANCES, Results, curves, profiles, summary, write_file
-from ._scores import choose_winners
+from ._scores import choose_winners, find_shift, shift_values
 from ._standings import chosen_settings, sensitivity, standings, tuning_gains
 from .problems import Problem, get
 
@@ -120,7 +121,13 @@ def report_data(results: Results) -> dict[str, Any]:
         "expected": len(whole.keys()),
         "standings": [{**asdict(row), "series": series[row.source]} for row in standings(whole)] if whole.runs else [],
         "tuning": _describe_tuning(whole, series) if whole.header.get("tune") else None,
-        "problems": [_problem(results, problem, series) for problem in header["problems"]],
+        "problems": [
+            {
+                **_describe_curves(results, problem, series),
+                **dict(zip(("shift", "loss"), find_shift(whole, problem), strict=True)),
+            }
+            for problem in header["problems"]
+        ],
         "profiles": [{"tolerance": tol, "series": profiles(results, tol)} for tol in TOLERANCES],
         "rows": rows,
     }
@@ -147,7 +154,7 @@ def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]
     }
 
 
-def _problem(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
+def _describe_curves(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
     """Return the data of one problem: its curves, and for a function of two numbers the map, paths and clouds."""
     rows = curves(results, problem["name"])
     for curve in rows:
@@ -247,15 +254,13 @@ def picture(results: Results) -> Figure:
 
     if flat:
         _draw_map(panels.pop(0), problem, styles)
-    shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
     for curve in problem["curves"]:
-        found, style = curve["evaluations"], styles[curve["series"]]
-        median, lower, upper = (
-            [numpy.nan if value is None else max(value - shift, 1e-16) for value in found[key]] for key in QUARTILES
-        )
-        panels[0].plot(found["x"], median, **style)
-        panels[0].fill_between(found["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
-    panels[0].set(xscale="log", yscale="log", xlabel="evaluations", title=f"{problem['name']}: loss")
+        points, style = curve["evaluations"], styles[curve["series"]]
+        median, lower, upper = (shift_values(points[key], problem, problem["shift"]) for key in QUARTILES)
+        panels[0].plot(points["x"], median, **style)
+        panels[0].fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
+    use_log_axes(panels[0])
+    panels[0].set(xlabel="evaluations", title=f"{problem['name']}: {problem['loss']}")
     stairs = profiles(results, SOLVED)
     end = max(3.0, *(series["x"][-1] for series in stairs))
     for series, style in zip(stairs, styles, strict=True):

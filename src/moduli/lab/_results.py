@@ -300,7 +300,8 @@ def _group_runs(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, An
             yield problem, contender, runs
 
 
-def _value(run: dict[str, Any]) -> float:
+def read_final(run: dict[str, Any]) -> float:
+    """Return the final value of a run; infinity if it has none, crashed or was killed."""
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED)
     return math.inf if run["value"] is None or broken else float(run["value"])
 
@@ -322,8 +323,8 @@ def summary(results: Results) -> list[dict[str, Any]]:
         if not runs:
             continue
         optimum = problem["optimum"] if problem.get("exact", True) else None
-        known = results.header.get("target") is not None or optimum is not None
-        values = [_value(run) for run in runs]
+        has_goal = results.header.get("target") is not None or optimum is not None
+        values = [read_final(run) for run in runs]
         reasons = Counter(run["reason"] for run in runs)
         seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
         rows.append(
@@ -336,7 +337,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "best": drop_infinite(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
-                "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
+                "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if has_goal else None,
                 "failed": sum(RunReason(run["reason"]).failed for run in runs),
                 "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
                 **({"chains": {run["seed"]: run["chain"] for run in runs}} if "chain" in runs[0] else {}),

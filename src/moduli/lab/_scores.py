@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,35 @@ def find_goals(results: Results, tolerance: float = GOAL) -> dict[str, float]:
         least = min(values)
         goals[problem["name"]] = least + tolerance * (float(numpy.median(starts)) - least)
     return goals
+
+
+def find_shift(results: Results, problem: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the number to subtract from values on a logarithmic axis, and the label of the differences.
+
+    It is the optimum, if it is known; else zero, or the least value of the race if that is not above zero.
+
+    Args:
+        results: The race, with all settings.
+        problem: The problem, as the header of the race has it.
+    """
+    if problem["exact"] and problem["optimum"] is not None:
+        return problem["optimum"], "loss above the optimum" if problem["optimum"] else "loss"
+    runs = [run for run in results.runs if run["problem"] == problem["name"]]
+    least = min((value for run in runs for *_, value in run["history"] if value is not None), default=1.0)
+    return (0.0, "loss") if least > 0 else (least, "loss above the least value")
+
+
+def shift_values(values: Iterable[float | None], problem: Mapping[str, Any], shift: float) -> list[float]:
+    """Return values minus a shift; NaN for those that a logarithmic axis can't have.
+
+    Args:
+        values: The values.
+        problem: Their problem. Above a known optimum they are at least 1e-16, since differences below are rounding.
+        shift: The number from `find_shift`.
+    """
+    least = 1e-16 if problem["exact"] and problem["optimum"] is not None else 0.0
+    shifted = [math.nan if value is None else max(value - shift, least) for value in values]
+    return [value if value > 0 else math.nan for value in shifted]
 
 
 def find_cost(history: list[list[Any]], goal: float, by: str) -> float | None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ._results import Results
+from ._results import Results, read_final
 from ._run import drop_infinite
 from ._scores import GOAL, UNSOLVED, choose_winners, find_goals, score_run
 
@@ -200,12 +200,7 @@ def tuning_gains(results: Results) -> list[dict[str, Any]]:
         for contender in results.header["contenders"]:
             key = problem["name"], contender["source"]
             before, after = (
-                [
-                    math.inf if run["value"] is None else run["value"]
-                    for run in runs
-                    if (run["problem"], run["source"]) == key
-                ]
-                for runs in (written, tuned)
+                [read_final(run) for run in runs if (run["problem"], run["source"]) == key] for runs in (written, tuned)
             )
             if before and after:
                 a, b = float(numpy.median(before)), float(numpy.median(after))

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from ..labels import Tensor, tensor
-from ._results import Results, ResultsError, summary, write_file
+from ._results import Results, ResultsError, read_final, summary, write_file
 from ._run import drop_infinite
 from ._scores import choose_winners
 
@@ -72,8 +72,7 @@ def _list_rows(results: Results) -> list[dict[str, Any]]:
     winners = choose_winners(results)
     values: dict[tuple[str, str], list[float]] = {}
     for run in winners.runs:
-        value = math.inf if run["value"] is None else run["value"]
-        values.setdefault((run["problem"], run["source"]), []).append(value)
+        values.setdefault((run["problem"], run["source"]), []).append(read_final(run))
     rows = []
     for row in summary(winners):
         low, high = _find_interval(values[row["problem"], row["source"]])

@@ -19,6 +19,7 @@ from ._grammar import Link, ParsedChain, Value, parse
 from .catalogue import CatalogueEntry, check, find
 
 RangeSpec = tuple[float, float] | SearchRange | float
+SCALES = ("linear", "log", "one_minus")
 # Sobol points are drawn with this seed: every contender gets the same points of the unit cube.
 SOBOL_SEED = 0
 
@@ -121,6 +122,39 @@ def list_tuned_numbers(contender: Contender, ranges: Mapping[str, RangeSpec]) ->
                 unique = f"{name}#{count}"
             numbers[unique] = TunedNumber(unique, path, limits)
     return list(numbers.values())
+
+
+def read_ranges(ranges: Mapping[str, Any]) -> dict[str, RangeSpec]:
+    """Return ranges and fixed numbers as numbers of Python; a range may be a list, as in the header of a race.
+
+    Args:
+        ranges: Limits, limits with a scale, or numbers, by name.
+
+    Raises:
+        ValueError: If a range has other parts, or an unknown scale.
+
+    >>> read_ranges({"lr": [1e-3, 1, "linear"], "beta1": 0.9})
+    {'lr': SearchRange(low=0.001, high=1.0, scale='linear'), 'beta1': 0.9}
+    """
+    return {name: _read_range(name, spec) for name, spec in ranges.items()}
+
+
+def _read_range(name: str, spec: Any) -> RangeSpec:
+    """Return the range, or the fixed number, of one specification; `name` is for errors."""
+    parts = list(spec) if hasattr(spec, "__len__") and not isinstance(spec, str) else [spec]
+    if len(parts) not in (1, 2, 3) or (len(parts) == 3 and parts[2] not in SCALES):
+        scales = ", ".join(map(repr, SCALES))
+        fact = f"the range of {name!r} is {spec!r}"
+        raise ValueError(f"{fact}; give two numbers, the lower first, and if need be a scale: {scales}")
+    low, high = float(parts[0]), float(parts[-1] if len(parts) < 3 else parts[1])
+    if len(parts) < 3:
+        return low if len(parts) == 1 else (low, high)
+    if low == high:
+        return SearchRange(low, high, parts[2])
+    scale = make_range(name, low, high, SearchRange(low, high, parts[2])).scale
+    if scale != parts[2] and parts[2] != "linear":
+        raise ValueError(f"the range of {name!r} is {low} to {high}, which has no scale {parts[2]!r}")
+    return SearchRange(low, high, parts[2])
 
 
 def check_ranges(contenders: Sequence[Contender], ranges: Mapping[str, RangeSpec]) -> None:

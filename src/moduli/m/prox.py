@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..labels import Tensor as Labelled
+
 __all__ = ["BoxSet", "GroupPenalty", "L1Penalty", "NuclearPenalty", "SimplexSet"]
 
 
@@ -144,6 +146,10 @@ class BoxSet:
     upper: Any = math.inf
 
     def __post_init__(self) -> None:
+        for side, end in (("lower", self.lower), ("upper", self.upper)):
+            if isinstance(end, Labelled):
+                fact = f"BoxSet: {side} is labelled, and a proximal operator is given numbers without labels"
+                raise TypeError(f"{fact}; write {side}=bound.align_to(x.dims).data")
         if not bool((torch.as_tensor(self.lower) <= torch.as_tensor(self.upper)).all()):
             raise ValueError(f"BoxSet: lower is {self.lower} and upper is {self.upper}; no point is between them")
 

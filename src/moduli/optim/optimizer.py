@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch import is_observed, keep_from_tracing
 from ..axes import ModelAxes
 from ..layout import REMOVED, Guard
-from ..population import Population
+from ..population import Population, PopulationAround
 from . import _chain_checks, _groups, _portable, _saved
 from ._following import Following
 from ._matrix_link import find_own_axes, take_axes
@@ -138,6 +138,11 @@ class Optimizer(torch.optim.Optimizer):
         elif isinstance(params, Population):
             self.population, entries = params, list(params.named_parameters())
             self.binding.members = len(params)
+        elif isinstance(params, PopulationAround):
+            raise TypeError(
+                "a population around a mean stores no members that an optimizer could step; move its mean by `update`, search by "
+                "`mo.search(net, fitness, rank=)`, or give the optimizer the mean or a `Population` of members"
+            )
         if groups:
             entries = _groups.make_groups(entries, groups)
         self._plan: StepPlan | None = None

@@ -319,11 +319,11 @@ function tuning() {
   for (const problem of data.problems) {
     const lines = data.tuning.sensitivity[problem.name] || [];
     if (!lines.length) continue;
-    const shift = problem.exact && problem.optimum !== null ? problem.optimum : 0;
+    const floor = problem.exact && problem.optimum !== null ? 1e-16 : 0;
     const holder = node("div", { class: "sensitivity" });
     charts.append(node("div", {}, node("h3", {}, `${problem.name}: final loss against ${[...new Set(lines.map((line) => line.number.split(".").pop()))].join(", ")}`), holder));
-    const series = lines.map((line) => ({ series: line.series, x: line.x, y: line.y.map((v) => (v === null ? null : Math.max(v - shift, 1e-16))) }));
-    chart(holder, { series, x: "number", y: "loss" });
+    const series = lines.map((line) => ({ series: line.series, x: line.x, y: line.y.map((v) => (v === null ? null : Math.max(v - problem.shift, floor))) }));
+    chart(holder, { series, x: "number", y: problem.loss });
   }
   const rows = data.tuning.gains.map((row) => node("tr", {},
     node("td", {}, row.problem), node("td", {}, row.contender),
@@ -336,12 +336,11 @@ function problems() {
   const place = document.getElementById("problems");
   for (const problem of data.problems) {
     const exact = problem.exact && problem.optimum !== null;
-    const yName = exact && problem.optimum !== 0 ? "loss above the optimum" : "loss";
-    const shift = exact ? problem.optimum : 0;
-    const floor = 1e-16;
+    const yName = problem.loss;
+    const floor = exact ? 1e-16 : 0;
     const series = (key) =>
       problem.curves.map((curve) => {
-        const c = curve[key], move = (v) => (v === null ? null : exact ? Math.max(v - shift, floor) : v);
+        const c = curve[key], move = (v) => (v === null ? null : Math.max(v - problem.shift, floor));
         return { series: curve.series, x: c.x, y: c.median.map(move), lower: c.lower.map(move), upper: c.upper.map(move) };
       });
     const tags = node("div", { class: "tags" }, ...[`dimension ${problem.dimension}`, ...problem.tags].map((tag) => node("span", { class: "tag" }, tag)));

@@ -309,17 +309,21 @@ class OrthoGrad(UpdateTransform):
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
         if setting["dim"] is None:
+            wide = torch.promote_types(tensor.dtype, torch.float32)  # squares underflow in half precision
+            x, u = param.to(wide), tensor.to(wide)
             setting = {
                 **setting,
-                "xu": (param.conj() * tensor).real.sum(),
-                "xx": param.abs().square().sum(),
-                "uu": tensor.abs().square().sum(),
+                "xu": (x.conj() * u).real.sum(),
+                "xx": x.abs().square().sum(),
+                "uu": u.abs().square().sum(),
             }
         eps, xu, xx, uu = setting["eps"], setting["xu"], setting["xx"], setting["uu"]
         along = xu / (xx + eps)
         out: Tensor = tensor - param * along
         if setting["renormalize"]:
             left = uu - 2 * along * xu + along * along * xx
-            left = left * ((left > 0) * 1.0)  # rounding can leave it below zero
+            # Of an update along the weights only rounding is left, which would be scaled beyond the norm of the update.
+            least = 8 * torch.finfo(tensor.dtype).eps * uu
+            left = least + (left - least) * ((left > least) * 1.0)
             out = out * (uu**0.5 / (left**0.5 + eps))
-        return out
+        return out.to(tensor.dtype) if setting["dim"] is None else out

@@ -273,7 +273,9 @@ class GramSchmidt(_Binary):
         keep = 0 if objective.members is None else 1
 
         def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
-            return torch.stack([(x.conj() * y).flatten(keep).sum(-1) for x, y in zip(a, b, strict=True)]).sum(0)
+            products = [x.conj() * y for x, y in zip(a, b, strict=True)]
+            # A parameter that is one number has one for each member already.
+            return torch.stack([p if p.dim() == keep else p.sum(tuple(range(keep, p.dim()))) for p in products]).sum(0)
 
         size = dot(others, others)
         factor = torch.where(size == 0, 0.0, dot(others, update) / torch.where(size == 0, 1.0, size))

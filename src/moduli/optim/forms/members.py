@@ -194,8 +194,9 @@ def step_each(link: Module, objective: Objective) -> Objective:
 
     parts = [part for _, part in link.links()]
     params, count = objective.params, objective.members or 0
-    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
+    # As for one model, links that do not need the loss see it where the gradients were evaluated with it.
+    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     before = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
     number = link.settings.binding.slots.number
     slots = [number(param) for param in params]
