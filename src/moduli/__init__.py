@@ -66,8 +66,9 @@ if TYPE_CHECKING:
     from .population import Population as Population
 
 
-# The command answers without torch what needs none; in a program torch is told about labelled tensors at once. While Python
-# imports this package for `python -m moduli`, the first argument is still "-m"; another package may import it then, too.
+# The `moduli` command does not import torch until it needs it; any other program registers labelled tensors with torch here.
+# While Python imports this package for `python -m moduli`, the first argument is still "-m". It is also "-m" if the package of
+# another `python -m` imports this one, hence the second condition.
 _is_command = "moduli_command" in _sys.modules or (
     _sys.argv[:1] == ["-m"] and ("-m", "moduli") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
 )
@@ -80,7 +81,7 @@ if not _is_command:
     _allow_labels()
     _watch_xarray()
 
-# Where a name of the front door comes from, if not from `labels`, and what it is called there.
+# The room of each public name that is not in `labels`; "room.name" if the name is another one there.
 _PLACES = {
     "Checkpointer": "io",
     "CheckpointError": "io",
@@ -111,10 +112,10 @@ _ROOMS = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that this gives
+if not TYPE_CHECKING:  # with a module `__getattr__`, a type checker would accept any name
 
     def _load(room: str) -> _Any:
-        """Import a room. What it makes stays, and to look for garbage among all that torch has made takes longer."""
+        """Import a room with the garbage collector off: its objects stay, and a collection visits all objects of torch."""
         collects = _gc.isenabled()
         _gc.disable()
         try:
@@ -128,12 +129,12 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that this gi
             return _load(name)
         if name == "__all__":
             return ["__version__", *sorted({*_ROOMS, *_PLACES, *_load("labels").__all__})]
-        room, _, there = _PLACES.get(name, "labels").partition(".")
+        room, _, original = _PLACES.get(name, "labels").partition(".")
         if name.startswith("_") or (room == "labels" and name not in _load(room).__all__):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        found = getattr(_load(room), there or name)
-        globals()[name] = found  # the next time it is found without asking here
-        return found
+        value = getattr(_load(room), original or name)
+        globals()[name] = value  # the next access does not call `__getattr__`
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})

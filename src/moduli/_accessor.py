@@ -10,7 +10,7 @@ from typing import Any
 
 
 class XarrayAccessor:
-    """What an array or a dataset of xarray has as its attribute ``moduli``.
+    """The attribute ``moduli`` of an array or a dataset of xarray.
 
     Example:
         >>> import moduli as mo, xarray as xr
@@ -38,7 +38,7 @@ def watch_xarray() -> None:
 
 
 class _XarrayFinder(MetaPathFinder):
-    """Finds xarray as the other finders do, and registers the accessor after it is loaded, also when it is loaded again."""
+    """A finder that leaves the search for xarray to the other finders, and registers the accessor after each load."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "xarray":

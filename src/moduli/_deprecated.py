@@ -1,4 +1,4 @@
-"""Names of the release before: each still gives what it gave, and a warning with the name it has now."""
+"""Deprecated names: each returns the object that it returned before, and warns with its current name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 
 def move(module: str, to: str, names: Collection[str], *, since: str, until: str) -> Callable[[str], Any]:
-    """A module's `__getattr__` that finds names where they are now.
+    """Return a `__getattr__` for a module whose names have moved to another one; it warns with the current name.
 
     Args:
         module: `__name__` of the module.
-        to: The name of the module that has them.
-        names: The names.
+        to: `__name__` of the module that has the names now.
+        names: The names that have moved.
         since: The release that moved them.
-        until: The release in which the old place goes.
+        until: The release that removes the old names.
+
+    Returns:
+        A function from a name to the object; it raises AttributeError for other names.
 
     Example:
         >>> import warnings
@@ -31,8 +34,8 @@ def move(module: str, to: str, names: Collection[str], *, since: str, until: str
     def __getattr__(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        told = f"{module}.{name} is {to}.{name} since {since} and goes in {until}"
-        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        message = f"{module}.{name} is {to}.{name} since {since} and goes in {until}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(to), name)
 
     return __getattr__

@@ -1,8 +1,8 @@
 """The one encoding of nested values as plain data, exactly and without pickle.
 
-What a medium holds by itself stays as it is; everything else is a dictionary with one key that starts with "$". There are two
-media: checkpoints (`io`: JSON, with the tensors beside it under names) and state dicts (`optim`: what
-`torch.load(weights_only=True)` reads, with the tensors in place). They share the tags and what is under them.
+Types that a medium supports are unmodified; any other value becomes a dictionary with one key that starts with "$", its tag.
+There are two media: checkpoints (`io`: JSON, with the tensors stored separately under names) and state dicts (`optim`: what
+`torch.load(weights_only=True)` reads, with the tensors in place). They share the tags and the format of the values under them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Medium(ABC):
     Attributes:
         leaves: Types of values that it holds unmodified.
         keys: Types that keys of its dictionaries may have.
-        keeps_tuples: Whether it tells tuples from lists.
-        kinds: The tagged kinds that it has, by type.
+        keeps_tuples: Whether it distinguishes tuples from lists.
+        kinds: Its tagged kinds, by type.
     """
 
     leaves: ClassVar[frozenset[type]]
@@ -57,7 +57,13 @@ class Medium(ABC):
 
 
 class TaggedKind(NamedTuple):
-    """One tagged kind of values: how it becomes what is under the tag, and how that becomes a value again."""
+    """The tag of one type of values, with the functions that encode and decode them.
+
+    Attributes:
+        tag: The key under which an encoded value is stored.
+        write: Encodes a value, from the value, its path and the medium.
+        read: Decodes a value, from what `write` returned and the decoder.
+    """
 
     tag: str
     write: Callable[[Any, Path, Medium], Any]
@@ -69,11 +75,11 @@ def encode(value: Any, path: Path, medium: Medium) -> Any:
 
     Args:
         value: The value.
-        path: Where it is, for the names of tensors and for errors.
-        medium: What it is encoded for.
+        path: The keys and indices that lead to it, for the names of tensors and for errors.
+        medium: The target of the encoding.
 
     Raises:
-        Exception: That of the medium, if something in it can't be encoded, or if it contains itself.
+        Exception: The medium's error, if something in it can't be encoded, or if it contains itself.
     """
     try:
         return _encode(value, path, medium)
@@ -126,7 +132,7 @@ def _encode_pairs(value: Any, path: Path, medium: Medium) -> list[Any]:
 
 
 def _encode_float(value: float) -> Any:
-    # Not a number has many bit patterns, and JSON has no infinity.
+    # NaN has many bit patterns, and JSON has no infinity.
     return value if value - value == 0 else {"$float": struct.pack(">d", value).hex()}
 
 
@@ -151,11 +157,11 @@ def _encode_array(value: Any, path: Path, medium: Medium) -> Any:
 
 
 class Decoder:
-    """Turns plain data into values again.
+    """Decodes what `encode` returned.
 
     Args:
-        take: Returns the tensor that stands at a place: of its name in a file, or of itself.
-        kinds: The tagged kinds there are.
+        take: Returns a tensor for what `Medium.put` returned, the tensor itself or its name in a file.
+        kinds: The tagged kinds to decode, by type.
     """
 
     def __init__(self, take: Take, kinds: Mapping[type, TaggedKind]) -> None:
@@ -163,7 +169,7 @@ class Decoder:
         self._readers = {kind.tag: kind.read for kind in kinds.values()} | _READERS
 
     def decode(self, node: Any) -> Any:
-        """Return the value of plain data; raise ValueError if it has none."""
+        """Return the value that plain data encodes; raise ValueError if a tag is unknown or there are two."""
         if isinstance(node, Tensor):
             return self.take(node)
         if isinstance(node, list):

@@ -15,7 +15,7 @@ _MOST_ROWS: Final = 60
 
 
 def write_frame(title: str, *parts: str) -> str:
-    """Return a heading, which is escaped, with parts that are HTML already."""
+    """Return a frame with a title, which is escaped, above parts that are HTML already."""
     return f'<div style="{FRAME}"><div>{escape(title)}</div>{"".join(parts)}</div>'
 
 
@@ -45,7 +45,7 @@ def write_html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, lab
 
 
 def write_boxes(boxes: Sequence[tuple[str, str]]) -> str:
-    """Return titles with texts as boxes, with arrows between."""
+    """Return pairs of a title and a text as boxes in a row, with arrows between them."""
     style = "border:1px solid rgba(128,128,128,.6);border-radius:6px;padding:4px 8px;max-width:22em"
     parts = [
         f'<div style="{style}"><b>{escape(title)}</b><div style="opacity:.75">{escape(text)}</div></div>'
@@ -58,6 +58,14 @@ def write_boxes(boxes: Sequence[tuple[str, str]]) -> str:
 def draw_spark(values: Sequence[float], width: int = 240, height: int = 36) -> str:
     """Return a line through the values as a small SVG; values that are not finite are left out.
 
+    Args:
+        values: The heights of the line, at equal distances.
+        width: The width of the picture in pixels.
+        height: Its height.
+
+    Returns:
+        An SVG element, or an empty text if no value is finite.
+
     >>> draw_spark([1.0, 3.0, 2.0]).count("<polyline")
     1
     """
@@ -65,8 +73,8 @@ def draw_spark(values: Sequence[float], width: int = 240, height: int = 36) -> s
     if not points:
         return ""
     low, high = min(value for _, value in points), max(value for _, value in points)
-    across, up = width / max(len(values) - 1, 1), (height - 4) / ((high - low) or 1.0)
-    line = " ".join(f"{at * across:.1f},{height - 2 - (value - low) * up:.1f}" for at, value in points)
+    x_scale, y_scale = width / max(len(values) - 1, 1), (height - 4) / ((high - low) or 1.0)
+    line = " ".join(f"{at * x_scale:.1f},{height - 2 - (value - low) * y_scale:.1f}" for at, value in points)
     return (
         f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f'<polyline points="{line}" style="fill:none;stroke:currentColor;stroke-width:1.5"/></svg>'

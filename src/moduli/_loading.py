@@ -1,4 +1,4 @@
-"""What `torch.load(weights_only=True)` may call to make labelled tensors: functions that check what they are given."""
+"""The functions that `torch.load(weights_only=True)` may call to build labelled tensors; each checks its arguments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
-_MADE_BY = ("_space._restore", "_space._restore_dates", "_axes.intern", "_tensor.wrap")
+_CONSTRUCTORS = ("_space._restore", "_space._restore_dates", "_axes.intern", "_tensor.wrap")
 
 
 def allow_labels() -> None:
-    """Tell torch about these functions; the room they are in is imported when the first of them is called."""
-    torch.serialization.add_safe_globals([(_import_on_call(path), f"{__package__}.labels.{path}") for path in _MADE_BY])
+    """Add these functions to torch's safe globals; `moduli.labels` is imported when one of them is called."""
+    torch.serialization.add_safe_globals(
+        [(_import_on_call(path), f"{__package__}.labels.{path}") for path in _CONSTRUCTORS]
+    )
 
 
 def _import_on_call(path: str) -> Callable[..., Any]:
+    """Return a function that imports the function at a path in `moduli.labels` and calls it."""
     module, _, name = path.rpartition(".")
 
     def call(*args: Any) -> Any:

@@ -45,16 +45,16 @@ def _scan() -> Any:
 
 
 def forget_plugins() -> None:
-    """Read the entry points again when they are next listed, for tests that install packages."""
+    """Clear the stored entry points, so that the next listing reads them again: for tests that install packages."""
     _scan.cache_clear()
     list_plugins.cache_clear()
 
 
 def load_plugin(point: EntryPoint) -> Any:
-    """Import the object of an entry point.
+    """Import the object of an entry point and return it.
 
     Raises:
-        PluginError: When that fails, for whatever reason.
+        PluginError: If the import raises any error.
     """
     try:
         return point.load()

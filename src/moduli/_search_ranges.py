@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 
 class SearchRange(NamedTuple):
-    """An interval in which a number is searched for, and the scale on which it is even.
+    """An interval in which a number is searched for, and the scale on which samples are uniform.
 
     Attributes:
         low: The smallest value.
         high: The largest value.
-        scale: ``"linear"``; ``"log"`` for step sizes, even in log x; ``"one_minus"`` for memories, even in log(1 - x).
+        scale: ``"linear"``; ``"log"`` for step sizes, uniform in log x; ``"one_minus"`` for decay rates, uniform in log(1 - x).
 
     >>> SearchRange(1e-4, 1.0, "log").value_at(0.5), SearchRange(0.9, 0.999, "one_minus").value_at(0.5)
     (0.01, 0.99)
@@ -106,15 +106,15 @@ def find_search_ranges(make: Callable[..., Any]) -> dict[str, SearchRange]:
     SearchRange(low=0.5, high=0.99, scale='one_minus')
     """
     declared = find_declared_ranges(make)
-    found = {}
+    ranges = {}
     for name, parameter in inspect.signature(make).parameters.items():
         number = parameter.default
         missing = number is parameter.empty
-        counts = missing or (isinstance(number, int | float) and not isinstance(number, bool) and number != 0)
-        limits = declared.get(name, BY_NAME.get(name) if counts else None)
+        is_tunable = missing or (isinstance(number, int | float) and not isinstance(number, bool) and number != 0)
+        limits = declared.get(name, BY_NAME.get(name) if is_tunable else None)
         if limits is not None:
-            found[name] = limits
-    return found
+            ranges[name] = limits
+    return ranges
 
 
 def find_declared_ranges(make: Any) -> dict[str, SearchRange]:
@@ -128,8 +128,8 @@ def find_declared_ranges(make: Any) -> dict[str, SearchRange]:
 
 
 UNIT_STEPS = SearchRange(1e-4, 0.1, "log")
-"""Step sizes for links whose update has numbers near one, such as Adam."""
+"""Step sizes for links whose update has entries of magnitude about one, such as Adam."""
 SIGN_STEPS = SearchRange(1e-5, 0.01, "log")
-"""Step sizes for links whose update has signs only, such as Lion."""
+"""Step sizes for links whose update consists of signs, such as Lion."""
 OWN_STEPS = SearchRange(0.1, 3.0, "log")
 """Factors for links that find the size of a step themselves, such as Prodigy."""

@@ -1,7 +1,7 @@
-"""Texts of bounded length for errors, whatever they tell about.
+"""Texts of bounded length, for error messages.
 
-What a file holds may be of any size, and a YAML document of 300 bytes stands for more than any memory where its aliases are
-written out. `shorten` takes the place of `repr` wherever a value of the user or of a file gets into an error.
+A value from a file may be of any size: a YAML document of 300 bytes can describe more than fits into memory, once its aliases are
+written out. Error messages use `shorten` instead of `repr` for all values of users and of files.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -10,20 +10,20 @@ from typing import Any, Final
 
 _MOST: Final = 200
 _MORE: Final = "..."
-# A number of more bits is not written in decimals, which takes time, and is refused by Python from 4,300 digits on.
+# Integers of more bits are described by their size: writing decimals is slow, and Python raises from 4,300 digits on.
 _MOST_BITS: Final = 512
 _BRACKETS: Final = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"}
 
 
 def shorten(value: Any, most: int = _MOST) -> str:
-    """Return `repr(value)` as far as it has at most some letters, and "..." in place of the rest, which is never made.
+    """Return `repr(value)`, cut after `most` characters with "..."; the rest of it is never computed.
 
-    Containers of Python are written entry by entry until the letters are used up, so one that holds itself, or another one a
-    thousand times, ends as well. An integer of very many digits is told by its number of bits.
+    Containers of Python are written entry by entry until the limit is reached, so one that contains itself, or another one a
+    thousand times, is cut as well. A very large integer is described by its number of bits.
 
     Args:
         value: Anything.
-        most: How many letters the text has at most, without "...".
+        most: How many characters the text has at most, without "...".
 
     >>> shorten([1, "two", {"three": (4,)}])
     "[1, 'two', {'three': (4,)}]"
@@ -36,7 +36,7 @@ def shorten(value: Any, most: int = _MOST) -> str:
 
 
 def cut(text: str, most: int = 2000) -> str:
-    """Return a text, or its beginning and "..." if it has more letters than `most`.
+    """Return a text, or its beginning and "..." if it has more characters than `most`.
 
     >>> cut("a long story", 6)
     'a long...'
@@ -45,7 +45,7 @@ def cut(text: str, most: int = 2000) -> str:
 
 
 def _write(value: Any, parts: list[str], left: int) -> int:
-    """Append the text of a value; returns how many letters are left, less than zero if they did not suffice."""
+    """Append the text of a value to `parts` and return how many characters are left, below zero if the limit is exceeded."""
     if isinstance(value, str | bytes | bytearray):
         return _append(repr(value[: left + 1]) if len(value) > left else repr(value), parts, left)
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MOST_BITS:
@@ -59,14 +59,15 @@ def _write(value: Any, parts: list[str], left: int) -> int:
         return _write_items(value, _BRACKETS[kind], parts, left)
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - of a class of the user, in the middle of another error
+    except Exception:  # noqa: BLE001 - a user's `__repr__` may raise anything, and an error is being reported already
         text = f"<{type(value).__name__} object>"
     return _append(text, parts, left)
 
 
 def _write_items(value: Any, brackets: str, parts: list[str], left: int) -> int:
+    """Append the entries of a container between two brackets, as `_write` does."""
     left = _append(brackets[0], parts, left)
-    # Every entry takes a letter at least, so those that there is no room for are not even counted.
+    # Every entry takes at least one character, so `left + 1` entries are enough to exceed the limit.
     for number, each in enumerate(islice(value, left + 1 if left > 0 else 0)):
         left = _append(", ", parts, left) if number else left
         left = _write(each, parts, left) if left >= 0 else left
@@ -75,11 +76,12 @@ def _write_items(value: Any, brackets: str, parts: list[str], left: int) -> int:
             left = _write(value[each], parts, left) if left >= 0 else left
         if left < 0:
             return left
-    alone = isinstance(value, tuple) and len(value) == 1
-    return _append(",)" if alone else brackets[1], parts, left)
+    is_single = isinstance(value, tuple) and len(value) == 1
+    return _append(",)" if is_single else brackets[1], parts, left)
 
 
 def _append(text: str, parts: list[str], left: int) -> int:
+    """Append a text, and return how many characters are left."""
     parts.append(text)
     return left - len(text)
 

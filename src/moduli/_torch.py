@@ -4,7 +4,7 @@ This is the only file that names anything private. Each shim is one small functi
 and follows the same four rules:
 
 * It binds the private name with `_find`, which gives None where this torch has no such name, so importing never fails.
-* Where there is none it does the same by public means; where those can't tell, it gives the answer that is always safe
+* Without the private name it does the same by public means. If those can't decide, it returns the answer that is always safe
   ("something may be watching", "it may be shared"), which costs speed and nothing else.
 * Its docstring ends with a line that begins "Since": the private names, the first torch known to have them, the fallback.
 * `tests/test_torch_boundary.py` has a test of its name that runs with the private name and without it.
@@ -34,30 +34,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# More than any count: what may be shared is treated as shared.
+# An unknown count, larger than any real one: callers then treat the object as shared.
 UNKNOWN: Final = 1 << 30
 
 _HIDDEN: Final = os.environ.get("MODULI_PRIVATE", "1") == "0"
 
 
 def _find(path: str) -> Any:
-    """The object at a dotted path, or None where this torch (or interpreter) has none."""
+    """Return the object at a dotted path, or None if this torch (or interpreter) has none."""
     if _HIDDEN:
         return None
     first, *names = path.split(".")
     try:
-        found: Any = importlib.import_module(first)
-        done = first
+        value: Any = importlib.import_module(first)
+        dotted = first
         for name in names:
-            done = f"{done}.{name}"
-            found = getattr(found, name) if hasattr(found, name) else importlib.import_module(done)
+            dotted = f"{dotted}.{name}"
+            value = getattr(value, name) if hasattr(value, name) else importlib.import_module(dotted)
     except ImportError:
         return None
-    return found
+    return value
 
 
 def require_torch(version: str = torch.__version__) -> None:
-    """Refuse a torch that is older than the tests pass with, in a sentence.
+    """Raise ImportError if torch is older than `OLDEST`, the first release that the tests pass with.
 
     Since torch 2.0: nothing private. Fallback: none.
     """
@@ -79,11 +79,11 @@ OLDEST: Final = (2, 10)
 require_torch()
 
 
-# -- what torch is doing with operations -------------------------------------------------------------------------------
+# -- transforms, modes and tracing -------------------------------------------------------------------------------------
 
 
 def _in_transform() -> bool:
-    """By the documented refusal: a Function without `setup_context` can't be applied inside a transform."""
+    """Return whether a transform runs: inside of one, applying a Function without `setup_context` raises, as documented."""
     try:
         _NoSetup.apply(torch.empty(0))  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -99,12 +99,12 @@ class _NoSetup(torch.autograd.Function):
 
 #: Whether a transform of `torch.func` (vmap, grad, jvp, functionalize) runs now, in this thread.
 #:
-#: Since torch 2.1: `torch._C._are_functorch_transforms_active`. Fallback: an autograd.Function that transforms refuse.
+#: Since torch 2.1: `torch._C._are_functorch_transforms_active`. Fallback: an autograd.Function that raises in transforms.
 in_transform: Final[Callable[[], bool]] = _find("torch._C._are_functorch_transforms_active") or _in_transform
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a transform's stand-in, which has no numbers of its own to read.
+    """Whether a tensor is a wrapper of a transform, whose values can't be read.
 
     Since torch 2.0: `torch._C._functorch.is_functorch_wrapped_tensor`. Fallback: its storage can't be reached while a
     transform runs.
@@ -124,9 +124,10 @@ _is_wrapped: Final = _find("torch._C._functorch.is_functorch_wrapped_tensor")
 
 
 def transform_level() -> int:
-    """How many transforms of `torch.func` are active, one inside the other.
+    """Return how many transforms of `torch.func` are active, one inside the other.
 
-    Since torch 2.0: `torch._C._functorch.peek_interpreter_stack`. Fallback: 0 in none, and in one more than any level.
+    Since torch 2.0: `torch._C._functorch.peek_interpreter_stack`. Fallback: 0 outside
+    of transforms, and `UNKNOWN` inside of one.
     """
     if _interpreter is not None:
         top = _interpreter()
@@ -138,7 +139,7 @@ _interpreter: Final = _find("torch._C._functorch.peek_interpreter_stack")
 
 
 def batch_axis(tensor: torch.Tensor, above: int) -> int | None:
-    """Which axis a vmap at a level above the given one took from a tensor; None where none did, or it is not known.
+    """Return the axis of a tensor that a vmap at a level above `above` maps over; None if there is none, or it is unknown.
 
     Since torch 2.0: `torch._C._functorch.is_batchedtensor`, `maybe_get_level`, `maybe_get_bdim`. Fallback: None.
     """
@@ -151,9 +152,10 @@ _functorch: Final = _find("torch._C._functorch")
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of a batch of `torch.vmap`, at any level, so that it has not one value to read.
+    """Whether `torch.vmap` maps over a tensor at any level, so that it has a value for each member and none to read.
 
-    Since torch 2.0: `torch._C._functorch.is_batchedtensor` and `get_unwrapped`. Fallback: any tensor of a transform is.
+    Since torch 2.0: `torch._C._functorch.is_batchedtensor` and `get_unwrapped`. Fallback: True for any
+    tensor of a transform.
     """
     if _functorch is None:
         return is_wrapped(tensor)
@@ -165,9 +167,17 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 def call_batched(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that treats leading axes as a batch with tensors of `torch.vmap` as such batches, in no vmap.
+    """Call a function that treats leading axes as a batch, with the mapped axes of `torch.vmap` moved to the front.
 
-    Its result is a tensor with the batch in front, or None for a function that writes in place. Nothing of it is differentiated.
+    The function itself runs in no vmap, and is not differentiated. It returns a tensor with the batch axis in front, or None if it
+    writes in place.
+
+    Args:
+        function: The function; it accepts any number of leading batch axes.
+        *args: Its arguments. Tensors that a vmap maps over are unwrapped, the others expanded along the batch axis.
+
+    Returns:
+        The result as a tensor of the same vmap levels, or None.
 
     Since torch 2.0: `torch._C._functorch.maybe_get_level`, `maybe_get_bdim`, `get_unwrapped` and `_add_batch_dim`. Fallback: an
     autograd.Function with a rule for vmap, which takes longer than a small product.
@@ -181,8 +191,8 @@ def call_batched(function: Callable[..., Any], *args: Any) -> Any:
     level = max(levels)
     if not level:
         return function(*args)
-    axes = [_functorch.maybe_get_bdim(arg) if own == level else None for arg, own in zip(args, levels, strict=True)]
-    values = [_functorch.get_unwrapped(arg) if own == level else arg for arg, own in zip(args, levels, strict=True)]
+    axes = [_functorch.maybe_get_bdim(arg) if depth == level else None for arg, depth in zip(args, levels, strict=True)]
+    values = [_functorch.get_unwrapped(arg) if depth == level else arg for arg, depth in zip(args, levels, strict=True)]
     size = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
     result = call_batched(function, *_lead_with_batch(values, axes, size))
     return None if result is None else _functorch._add_batch_dim(result, 0, level)
@@ -191,15 +201,15 @@ def call_batched(function: Callable[..., Any], *args: Any) -> Any:
 def map_batched(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Call a function from tensors to tensors under `torch.vmap` over the first axes; random numbers are the same for all.
+    """Call a function from tensors to tensors under `torch.vmap` over the first axes; all members share random numbers.
 
     Since torch 2.0: `torch._C._functorch._vmap_increment_nesting`, `_add_batch_dim`, `_remove_batch_dim` and
-    `_vmap_decrement_nesting`, which spare `torch.vmap` its taking apart of nested arguments. Fallback: `torch.vmap`.
+    `_vmap_decrement_nesting`, which skip the flattening of nested arguments by `torch.vmap`. Fallback: `torch.vmap`.
     """
     global _has_decompositions
     if _functorch is None or not _has_decompositions:
-        _has_decompositions = True  # the first call of `torch.vmap` loads them
-        return list(torch.vmap(lambda given: function(list(given)), randomness="same")(list(tensors)))
+        _has_decompositions = True  # the first call of `torch.vmap` loads the decompositions
+        return list(torch.vmap(lambda batch: function(list(batch)), randomness="same")(list(tensors)))
     size = tensors[0].shape[0]
     level = _functorch._vmap_increment_nesting(size, "same")
     try:
@@ -213,7 +223,7 @@ _has_decompositions = False
 
 
 def _lead_with_batch(values: Sequence[Any], axes: Sequence[int | None], size: int) -> list[Any]:
-    """Tensors with their batch as the first axis, repeated where they have none; anything else as it is."""
+    """Return tensors with their batch axis first, expanded if they have none, and other values unmodified."""
     return [
         value
         if not isinstance(value, torch.Tensor)
@@ -225,6 +235,8 @@ def _lead_with_batch(values: Sequence[Any], axes: Sequence[int | None], size: in
 
 
 def _make_batched(function: Callable[..., Any]) -> type[torch.autograd.Function]:
+    """Return an autograd.Function whose rule for vmap calls `function` with the batch axes in front."""
+
     class Batched(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Any:
@@ -232,7 +244,7 @@ def _make_batched(function: Callable[..., Any]) -> type[torch.autograd.Function]
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Nothing is differentiated."""
+            """Store nothing: there is no backward."""
 
         @staticmethod
         def vmap(info: Any, axes: Any, *args: Any) -> Any:
@@ -247,18 +259,18 @@ def _assume_true() -> bool:
     return True
 
 
-#: Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
+#: Whether a dispatch mode intercepts operations (fake tensors, a tracer, a counter of operations).
 #:
 #: Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
 has_dispatch_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_dispatch_stack") or _assume_true
 
-#: Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
+#: Whether a `torch.overrides.TorchFunctionMode` intercepts calls of torch functions; a default device is one.
 #:
 #: Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
 has_function_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_function_stack") or _assume_true
 
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
-#: Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
+#: Whether `torch.autograd.graph.saved_tensors_hooks` are active, which receive the tensors that a graph saves.
 #:
 #: Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
 has_saved_tensor_hooks: Final[Callable[[], Any]] = _assume_true if _saved_hooks is None else partial(_saved_hooks, True)
@@ -285,15 +297,15 @@ def _has_autocast() -> bool:
 
 #: Whether operations on some kind of device cast their operands.
 #:
-#: Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
+#: Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are checked one by one.
 has_autocast: Final[Callable[[], bool]] = _find("torch._C._is_any_autocast_enabled") or _has_autocast
 
 
 def guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that tells whether tensors given to it one by one look as these do now.
+    """Return a function that compares the tensors passed to it, as separate arguments, with the metadata that these have now.
 
-    Compared are types, dtypes, devices, shapes, strides and `requires_grad`; not what the tensors hold. It may say no
-    under another mode than this one, such as inference mode.
+    It compares types, dtypes, devices, shapes, strides and `requires_grad`, not values. It may return False under another
+    mode than the present one, such as inference mode.
 
     Since torch 2.0: `torch._C._dynamo.guards.TensorGuards`. Fallback: by attributes.
     """
@@ -304,11 +316,11 @@ def guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         ).check
         return check
 
-    def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
         return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
 
-    looks = list(map(look, tensors))
-    return lambda *others: list(map(look, others)) == looks
+    descriptions = list(map(describe, tensors))
+    return lambda *others: list(map(describe, others)) == descriptions
 
 
 _tensor_guards: Final = _find("torch._C._dynamo.guards.TensorGuards")
@@ -329,7 +341,7 @@ def in_forward_ad() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch is doing something with operations other than running them: tracing, transforming, forward-mode tangents.
+    """Whether operations do more than run: they are traced or transformed, or tensors may carry forward-mode tangents.
 
     Since torch 2.1: `torch.compiler.is_compiling`, and what `in_transform` and `in_forward_ad` use. Fallback: theirs.
     """
@@ -337,9 +349,9 @@ def is_transformed() -> bool:
 
 
 def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function as at the top of a program: in no transform or mode, with gradients recorded.
+    """Call a function outside of all active transforms and modes, with gradients recorded, and return its result.
 
-    What it makes may outlive the transform or mode that is active now.
+    Use it for objects that outlive the transform or mode that is active now.
 
     Since torch 2.0: `torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack` and
     `torch.utils._python_dispatch._disable_current_modes`. Fallback: a thread, where none of them is active.
@@ -365,9 +377,9 @@ has_global_hooks: Final[Callable[[], Any]] = _find("torch.nn.modules.module._has
 #: Since torch 2.0: `torch._C._set_grad_enabled`. Fallback: `torch.set_grad_enabled`, a context manager that starts at once.
 set_grad_enabled: Final[Callable[[bool], Any]] = _find("torch._C._set_grad_enabled") or torch.set_grad_enabled
 
-#: The handler of a signal: a callable for one of Python.
+#: Return the handler of a signal; it is a callable if it was set in Python.
 #:
-#: Since torch 2.0, Python 3.2: `_signal.getsignal`, which makes no enum of its result. Fallback: `signal.getsignal`.
+#: Since torch 2.0, Python 3.2: `_signal.getsignal`, which does not convert its result to an enum. Fallback: `signal.getsignal`.
 get_handler: Final[Callable[[int], Any]] = _find("_signal.getsignal") or signal.getsignal
 
 #: Replace the handler of a signal, in the main thread.
@@ -377,9 +389,9 @@ set_handler: Final[Callable[[int, Any], Any]] = _find("_signal.signal") or signa
 
 
 def is_fake(tensor: object) -> bool:
-    """Whether a tensor has a shape and a device but no numbers (`FakeTensorMode`).
+    """Whether a tensor has a shape and a device but no data (`FakeTensorMode`).
 
-    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensor`, asked for only where a program has loaded it.
+    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensor`, looked up only if a program has imported it.
     Fallback: the name of the class.
     """
     if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
@@ -390,20 +402,20 @@ def is_fake(tensor: object) -> bool:
 
 
 def open_fake_mode() -> Any:
-    """A mode in which operations run without numbers, on shapes and dtypes; None where torch has none.
+    """Return a mode in which operations run on shapes and dtypes only, without data; None if torch has none.
 
-    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None; callers run with numbers.
+    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None; callers run on data.
     """
     kind = _find("torch._subclasses.fake_tensor.FakeTensorMode")
     return None if kind is None else kind(allow_non_fake_inputs=True)
 
 
 def open_fake_device(name: str) -> Any:
-    """A mode in which tensors on a device of this name have no numbers: reading one raises; None where torch has none.
+    """Return a mode in which tensors on a device of this name have no data, so that reading raises; None if torch has none.
 
     Unlike tensors of `FakeTensorMode` on "cuda" in a build without CUDA, they can be indexed and differentiated. The name
-    is registered for the rest of the process (torch takes one such name), so processes of their own are for this. Nothing is
-    registered for names that torch knows.
+    is registered for the rest of the process, and torch accepts only one such name: use a separate process. Names of devices
+    that torch has are not registered.
 
     Since torch 2.13: `torch.utils.backend_registration._setup_privateuseone_for_python_backend` and
     `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None.
@@ -414,10 +426,10 @@ def open_fake_device(name: str) -> Any:
         return None
     if name in ("cuda", "xpu", "mps"):
         return kind()
-    if not hasattr(torch, name):  # the module of a device that is registered
+    if not hasattr(torch, name):  # registering a device adds its module to `torch`
         setup(rename=name)
 
-    # Numbers that a program writes down become tensors without a device at hand; copies of tensors are in the same mode.
+    # Literals become tensors without initialising the device, and a deep copy of a tensor stays in the same mode.
     return type("FakeDevice", (kind,), {"avoid_device_init": True, "__deepcopy__": lambda mode, memo: mode})()
 
 
@@ -425,10 +437,10 @@ def open_fake_device(name: str) -> Any:
 
 
 def is_flat_shard(param: object) -> bool:
-    """Whether a parameter is (a piece of) a flat parameter of FullyShardedDataParallel.
+    """Whether a parameter is a flat parameter of FullyShardedDataParallel, or a shard of one.
 
-    Since torch 2.1: the attribute `_fsdp_flattened`. Fallback: the class of flat parameters, by which pieces that are shown
-    under their own names (`use_orig_params=True`) are not recognised.
+    Since torch 2.1: the attribute `_fsdp_flattened`. Fallback: the class of flat parameters, which does not
+    include the original parameters that `use_orig_params=True` exposes.
     """
     if not _HIDDEN and hasattr(param, "_fsdp_flattened"):
         return True
@@ -437,14 +449,14 @@ def is_flat_shard(param: object) -> bool:
 
 
 def find_tensor_reader() -> list[int] | None:
-    """Return the addresses of the C functions by which compiled code reads tensors and names, or None where there are none.
+    """Return the addresses of the C functions by which compiled code reads tensors and names, or None if there are none.
 
     They are the interpreter's PyTuple_GetItem, PyObject_Type, Py_DecRef, PyDict_GetItem, PyObject_GetAttr and PyErr_Clear, and
     from DLPack's exchange API (a standard for array libraries) `dltensor_from_py_object_no_sync(object, DLTensor *)`. All of
     them need the GIL; the last one takes no reference.
 
-    Since torch 2.10: `torch.Tensor.__dlpack_c_exchange_api__`, and `ctypes.pythonapi`. Fallback: None; the caller asks
-    each tensor for its `data_ptr`, shape and strides.
+    Since torch 2.10: `torch.Tensor.__dlpack_c_exchange_api__`, and `ctypes.pythonapi`. Fallback: None; the caller reads
+    `data_ptr`, shape and strides of each tensor.
     """
     capsule, api = _find("torch.Tensor.__dlpack_c_exchange_api__"), _find("ctypes.pythonapi")
     if capsule is None or api is None:
@@ -465,21 +477,21 @@ def find_tensor_reader() -> list[int] | None:
         *(api.PyTuple_GetItem, api.PyObject_Type, api.Py_DecRef),
         *(api.PyDict_GetItem, api.PyObject_GetAttr, api.PyErr_Clear),
     )
-    found = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    return [*(address for address in found if address), read] if all(found) else None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    return [*(address for address in addresses if address), read] if all(addresses) else None
 
 
 def find_namespace(holder: Any) -> dict[str, Any] | None:
-    """Return the dictionary in which a module, a class or an object keeps its attributes; None where it has none.
+    """Return the dictionary in which a module, a class or an object stores its attributes; None if it has none.
 
-    A class shows its dictionary as a read-only view only; the collector knows what is behind the view.
+    A class exposes its dictionary as a read-only view; the garbage collector returns the dictionary that the view refers to.
 
-    Since Python 3.3: `gc.get_referents` of `types.MappingProxyType`. Fallback: None; the caller looks through the view.
+    Since Python 3.3: `gc.get_referents` of `types.MappingProxyType`. Fallback: None; the caller reads the view.
     """
     space = getattr(holder, "__dict__", None)
     if isinstance(space, types.MappingProxyType):
-        behind = [] if _HIDDEN else gc.get_referents(space)
-        return behind[0] if len(behind) == 1 and type(behind[0]) is dict else None
+        referents = [] if _HIDDEN else gc.get_referents(space)
+        return referents[0] if len(referents) == 1 and type(referents[0]) is dict else None
     return space if type(space) is dict else None
 
 
@@ -500,9 +512,13 @@ def mark_constant(function: F) -> F:
 
 
 def keep_from_tracing(*functions: Any, reason: str | None = None) -> None:
-    """Have `torch.compile` run these functions as they are, and all they call; with `fullgraph=True` it gives the reason.
+    """Exclude these functions, and all that they call, from `torch.compile`.
 
     `torch.compiler.disable` would import the compiler, which takes longer than all of moduli.
+
+    Args:
+        *functions: The functions.
+        reason: The reason that the error of `fullgraph=True` gives.
 
     Since torch 2.5: the attribute `_torchdynamo_disable`; since torch 2.7 also
     `torch._C._dynamo.eval_frame.set_code_exec_strategy`, before which what they call is traced, with graph breaks, to the
@@ -537,25 +553,27 @@ def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
     opaque = _find("torch._library.opaque_object")
     if not hasattr(opaque, "MemberType"):
         return
-    treated = dict.fromkeys(members, opaque.MemberType.USE_REAL)
-    with contextlib.suppress(TypeError):  # how it is called, and for which classes, has changed before
+    member_types = dict.fromkeys(members, opaque.MemberType.USE_REAL)
+    with contextlib.suppress(TypeError):  # its signature, and the classes that it accepts, have changed before
         if hasattr(opaque, "register_custom_class"):
-            opaque.register_custom_class(cls, typ="constant", members=treated)
+            opaque.register_custom_class(cls, typ="constant", members=member_types)
         else:
-            opaque.register_opaque_type(cls, typ="value", members=treated)
+            opaque.register_opaque_type(cls, typ="value", members=member_types)
 
 
 # -- autograd and optimizers -------------------------------------------------------------------------------------------
 
 
 def run_backward(loss: torch.Tensor) -> None:
-    """`loss.backward()`; for an ordinary loss on the CPU without the checks of arguments that are not given.
+    """Run `loss.backward()`; for an ordinary loss on the CPU without its checks of optional arguments.
 
     Since torch 2.2: `torch.autograd.graph._engine_run_backward`. Fallback: `torch.autograd.backward`.
     """
     dtype = loss.dtype
-    usual = type(loss) is torch.Tensor and loss.is_cpu and loss.dim() == 0 and dtype in (torch.float32, torch.float64)
-    if not usual or _engine is None or in_transform():
+    is_plain = (
+        type(loss) is torch.Tensor and loss.is_cpu and loss.dim() == 0 and dtype in (torch.float32, torch.float64)
+    )
+    if not is_plain or _engine is None or in_transform():
         torch.autograd.backward(loss)
         return
     one = _ones.get(dtype)
@@ -569,7 +587,7 @@ _ones: Final[dict[torch.dtype, torch.Tensor]] = {}
 
 
 def is_observed(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether anything would notice if `step` did not go through torch's wrapper: a hook or a profiler.
+    """Whether a hook or a profiler observes the optimizer, so that `step` must go through torch's wrapper.
 
     Since torch 2.0: `torch.optim.optimizer._global_optimizer_pre_hooks` and `_global_optimizer_post_hooks`,
     `torch._C._autograd._profiler_enabled`. Fallback: True.
@@ -589,46 +607,55 @@ _profiling: Final = _find("torch._C._autograd._profiler_enabled")
 
 
 class _Containers:
-    """Lists, tuples, named tuples and dictionaries taken apart and put together, for a torch without its pytrees."""
+    """The functions of `torch.utils._pytree` for lists, tuples, named tuples and dictionaries, for a torch without them."""
 
     @classmethod
     def tree_flatten(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
-        """The leaves in order, and what `tree_unflatten` needs to put others in their places."""
+        """Return the leaves in order, and the structure from which `tree_unflatten` rebuilds the containers."""
         if not isinstance(tree, dict | list | tuple) or (is_leaf is not None and is_leaf(tree)):
             return [tree], None
-        keys, held = (list(tree), tree.values()) if isinstance(tree, dict) else (None, tree)
-        parts = [cls.tree_flatten(each, is_leaf) for each in held]
+        keys, items = (list(tree), tree.values()) if isinstance(tree, dict) else (None, tree)
+        parts = [cls.tree_flatten(each, is_leaf) for each in items]
         return [leaf for leaves, _ in parts for leaf in leaves], (type(tree), keys, [spec for _, spec in parts])
 
     @classmethod
     def tree_unflatten(cls, leaves: Any, spec: Any) -> Any:
-        """The containers with these leaves."""
+        """Return containers of the structure `spec` with these leaves."""
         rest = iter(leaves)
         if spec is None:
             return next(rest)
         kind, keys, parts = spec
-        made = [cls.tree_unflatten(rest, part) for part in parts]
+        items = [cls.tree_unflatten(rest, part) for part in parts]
         if keys is not None:
-            return kind(zip(keys, made, strict=True))
-        return kind(*made) if hasattr(kind, "_fields") else kind(made)
+            return kind(zip(keys, items, strict=True))
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
     @classmethod
     def tree_leaves(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-        """The leaves in order."""
+        """Return the leaves in order."""
         return cls.tree_flatten(tree, is_leaf)[0]
 
     @classmethod
     def tree_map_only(cls, kind: Any, function: Callable[[Any], Any], tree: Any) -> Any:
-        """The containers with the function of every leaf of a type, and the others as they are."""
+        """Apply a function to the leaves of a type.
+
+        Args:
+            kind: The type, or a tuple of types.
+            function: The function.
+            tree: The containers.
+
+        Returns:
+            New containers, in which the other leaves are unmodified.
+        """
         leaves, spec = cls.tree_flatten(tree)
         return cls.tree_unflatten([function(each) if isinstance(each, kind) else each for each in leaves], spec)
 
     @classmethod
     def register_pytree_node(cls, kind: type, *functions: Any, **more: Any) -> None:
-        """Nothing: there is no table to enter a type into."""
+        """Do nothing: other types than these containers are leaves."""
 
 
-#: What takes nested containers apart and puts them together, and the table in which labelled tensors are entered.
+#: The module that flattens and rebuilds nested containers, with the registry to which labelled tensors are added.
 #:
 #: Since torch 2.0: the module `torch.utils._pytree`. Fallback: a class with the same functions for lists, tuples, named tuples
 #: and dictionaries.
@@ -636,33 +663,33 @@ pytree: Final[Any] = _find("torch.utils._pytree") or _Containers
 
 
 def register_collate(cls: type, function: Callable[..., Any]) -> None:
-    """Have a DataLoader make one object of a batch of these by `function(batch, *, collate_fn_map)`.
+    """Have DataLoaders collate a batch of instances of `cls` by `function(batch, *, collate_fn_map)`.
 
-    Since torch 2.0: `torch.utils.data._utils.collate.default_collate_fn_map`. Fallback: `default_collate` refuses the class,
-    and a `collate_fn` has to be given.
+    Since torch 2.0: `torch.utils.data._utils.collate.default_collate_fn_map`. Fallback: `default_collate` raises for the
+    class, and a DataLoader needs a `collate_fn`.
     """
     table = _find("torch.utils.data._utils.collate.default_collate_fn_map")
     if table is not None:
         table[cls] = function
 
 
-# -- who else holds it -------------------------------------------------------------------------------------------------
+# -- reference counts --------------------------------------------------------------------------------------------------
 
 
-def _assume_shared(held: Any) -> int:
+def _assume_shared(value: Any) -> int:
     return UNKNOWN
 
 
-#: How many references there are to an object, that of the call included.
+#: Return the number of references to an object, including that of the call.
 #:
-#: Since CPython 3.11: `sys.getrefcount`, an implementation detail. Fallback: more than any count.
+#: Since CPython 3.11: `sys.getrefcount`, an implementation detail. Fallback: `UNKNOWN`.
 count_references: Final[Callable[[Any], int]] = _find("sys.getrefcount") or _assume_shared
 
 
 def count_storage_uses(tensor: torch.Tensor) -> int:
-    """How many tensors and storages share the memory of a tensor, counted as torch counts; compare with a fresh one.
+    """Return how many tensors and storages refer to the storage of a tensor; compare it with the count of a new tensor.
 
-    Since torch 2.1: `torch._C._storage_Use_Count`. Fallback: more than any count.
+    Since torch 2.1: `torch._C._storage_Use_Count`. Fallback: `UNKNOWN`.
     """
     if _uses is None:
         return UNKNOWN
@@ -673,7 +700,7 @@ _uses: Final = _find("torch._C._storage_Use_Count")
 
 
 def find_storage(tensor: torch.Tensor) -> int:
-    """A number that tensors have in common if they share their memory, also where there is none, as of empty tensors.
+    """Return a number that is equal for tensors with one storage, including empty tensors, whose storage has no memory.
 
     Since torch 2.1: `UntypedStorage._cdata`. Fallback: the address, which is 0 for every empty storage.
     """

@@ -30,8 +30,8 @@ for command in (race, fit, tour, links, inspect, diff, merge):
     app.command(epilog=EPILOG)(explain_errors(command))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from .._version import __version__
 
         typer.echo(f"moduli {__version__}")
@@ -41,7 +41,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     return
@@ -55,16 +55,16 @@ def main() -> None:
     'moduli'
     """
     for name in ("SIGTERM", "SIGHUP"):
-        # Ends as Ctrl-C does: what cleans up after itself, does. What was ignored from the beginning, as by nohup, still is.
+        # Exit by an exception, as for Ctrl-C, so that cleanup runs. A signal that is ignored from the start (nohup) stays ignored.
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # A stream that was closed (`>&-`) reads and writes nothing, and no file that is opened later gets its number.
+        # Replace a closed stream (`>&-`) by the null device: otherwise a file that is opened later would get its descriptor.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):
-        # In a locale without the letters of a name or a label, they are told by their numbers.
+        # Characters that the locale can't encode are written as escape sequences.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:

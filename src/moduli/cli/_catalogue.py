@@ -1,8 +1,8 @@
-"""What `moduli links`, `moduli race --list` and the completion answer from: links, presets and problems, in one file.
+"""The stored list of links, presets and problems, which `moduli links`, `moduli race --list` and the completion read.
 
 To list the names, moduli and torch have to be imported, which takes seconds. The list is therefore stored in the user's cache
 directory when it is first made, together with a key that changes with every file of moduli, with torch, and with packages that
-add names: a stored list is either that of what is installed, or is made again.
+add names: a stored list is used only if it was made from the installed files, and otherwise made again.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ from .._cache import find_cache
 from .._plugins import KINDS, list_plugins
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# Of the file's form: another number makes the list again.
+# The version of the file's format; with another number, stored lists are made again.
 FORMAT = 2
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Return everything that a chain is made of by name: kind, family, summary, arguments, signature and documentation."""
+    """Return links, presets and optimizers by name: kind, family, summary, arguments, signature and documentation."""
     catalogue: dict[str, dict[str, Any]] = read_catalogue()["entries"]
     return catalogue
 
 
 def read_catalogue() -> dict[str, Any]:
-    """Return the stored list (`entries` and `problems`) if it is that of what is installed; otherwise make and store it."""
+    """Return the stored list (`entries` and `problems`) if it matches the installed files; otherwise make and store it."""
     file, key = locate_cache(), compute_key()
     stored = _read(file)
     if stored.get("key") == key:
         return stored
     catalogue = {"key": key, **describe()}
-    # Without a file to write, all is as it should be, only slower.
+    # If the file can't be written, the list is made at each call.
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, encoding="utf-8", delete=False) as part:
@@ -50,13 +50,13 @@ def read_catalogue() -> dict[str, Any]:
 
 
 def read_names() -> dict[str, Any]:
-    """Return the list for a completion: the last that was stored, be it older than what is installed; else made now."""
+    """Return the list for a completion: the stored one, even if it is older than the installed files, or else a new one."""
     stored = _read(locate_cache())
     return stored if stored else read_catalogue()
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the stored list, or an empty dictionary where there is none that can be read."""
+    """Return the stored list, or an empty dictionary if there is none that can be read."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,17 +66,17 @@ def _read(file: Path) -> dict[str, Any]:
 
 def locate_cache() -> Path:
     """Return the file of this installation: each environment has one."""
-    place = hashlib.sha256(f"{PACKAGE}\n{sys.prefix}".encode()).hexdigest()[:16]
-    return find_cache() / f"catalogue-{place}.json"
+    digest = hashlib.sha256(f"{PACKAGE}\n{sys.prefix}".encode()).hexdigest()[:16]
+    return find_cache() / f"catalogue-{digest}.json"
 
 
 def compute_key() -> str:
-    """Return a digest of what the list is made of: the versions, and sizes and times of the sources."""
+    """Return a digest of what the list depends on: the versions, and sizes and times of the sources."""
     parts: list[object] = [FORMAT, sys.version_info[:3], _find_version("torch"), *_list_sources(PACKAGE)]
     for kind in KINDS:
         for point in list_plugins(kind).values():
             parts += [kind, point.name, point.value, point.dist and point.dist.version]
-            # The outermost package only: to find one that is inside of it, it would be imported.
+            # The outermost package only: to find a module inside of it, Python would import it.
             spec = find_spec(point.module.partition(".")[0])
             for folder in (spec and spec.submodule_search_locations) or []:
                 parts += _list_sources(Path(folder))
@@ -103,7 +103,7 @@ def _find_version(package: str) -> str:
 
 
 def describe() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the list, made of the links and problems themselves. Imports all of them."""
+    """Import all links and problems, and return the list of them."""
     from ..lab import catalogue, problems
 
     chained = {
@@ -113,8 +113,8 @@ def describe() -> dict[str, dict[str, dict[str, Any]]]:
             "called": catalogue.KINDS[entry.kind],
             "family": entry.family,
             "summary": entry.summary,
-            "arguments": [_argument(parameter) for parameter in entry.signature.parameters.values()],
-            "signature": _print_signature(entry.signature),
+            "arguments": [_describe_argument(parameter) for parameter in entry.signature.parameters.values()],
+            "signature": _format_signature(entry.signature),
             "documentation": entry.doc,
         }
         for entry in catalogue.entries().values()
@@ -138,17 +138,18 @@ def _describe_failure(name: str) -> dict[str, Any]:
 
 
 def _describe_problem(name: str, problems: Any) -> dict[str, Any]:
+    """Return the entry of a problem of the room `problems`."""
     try:
         problem = problems.get(name)
     except ImportError as error:  # of another package; it is listed with the reason
         unknown = dict.fromkeys(("optimum", "exact", "parameters", "step_seconds"))
         return {"name": name, "summary": str(error), "tags": [], **unknown}
-    about = {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
-    return {**about, "exact": problem.exact, "parameters": problem.dimension, "step_seconds": _time_step(problem)}
+    entry = {"name": name, "summary": problem.summary, "tags": list(problem.tags), "optimum": problem.optimum}
+    return {**entry, "exact": problem.exact, "parameters": problem.dimension, "step_seconds": _time_step(problem)}
 
 
 def _time_step(problem: Any) -> float | None:
-    """Return the processor seconds of a loss with its gradient, the least of a few; None where it can't be evaluated here."""
+    """Return the processor seconds of a loss with its gradient, the least of a few; None if it can't be evaluated here."""
     import torch
 
     threads = torch.get_num_threads()
@@ -168,13 +169,14 @@ def _time_step(problem: Any) -> float | None:
     return float(f"{min(times):.2g}")
 
 
-def _print_signature(signature: inspect.Signature) -> str:
-    """Names and defaults: in a chain there is nothing to write a type for."""
+def _format_signature(signature: inspect.Signature) -> str:
+    """Return names and defaults as text, without types, which are not written in a chain."""
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=parameters))
 
 
-def _argument(parameter: inspect.Parameter) -> dict[str, Any]:
+def _describe_argument(parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return the entry of an argument: its name, its default as text, and whether it may be positional."""
     default = None if parameter.default is parameter.empty else repr(parameter.default)
     by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     return {"name": parameter.name, "default": default, "by_position": by_position}

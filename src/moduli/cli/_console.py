@@ -1,4 +1,4 @@
-"""Where the command writes, and how it ends when something is wrong."""
+"""The output of the command, and its exits with an error."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much as the rest of a short command
+if TYPE_CHECKING:  # functions import it when they need it: that takes as long as the rest of a short command
     from rich.console import Console
     from rich.progress import Progress
 
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
-# As of a program that SIGPIPE ended, which shells do not tell of.
+# The code of a program that SIGPIPE ended, which shells do not report.
 NOT_READ = 141
 # In a pipe a table of several wide columns has this width.
 PIPED = 100
 
 
 def file_option(text: str, *names: str, exists: bool = False) -> Any:
-    """An option that is a file, and no directory."""
+    """Return an option that takes a file, and no directory."""
     return typer.Option(*names, exists=exists, dir_okay=False, metavar="FILE", help=text)
 
 
-def out() -> Console:
-    """Standard output. In a pipe a line is as long as it needs to be."""
+def open_output() -> Console:
+    """Return a console on standard output; in a pipe, it does not wrap lines."""
     from rich.console import Console
 
     return Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
-def note() -> Console:
-    """Standard error; in a pipe, likewise."""
+def open_errors() -> Console:
+    """Return a console on standard error; in a pipe, it does not wrap lines."""
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
 def escape(text: str) -> str:
-    """Text for a terminal: what a file says is shown, and never obeyed."""
+    """Return text in which control characters are escaped, so that a terminal does not act on texts from files."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
-    """End with a message on standard error."""
-    note().print(escape(message), style="red", markup=False, soft_wrap=True)
+    """Exit with a message on standard error."""
+    open_errors().print(escape(message), style="red", markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
 def exit_with_usage(message: str) -> NoReturn:
-    """End because the command was wrong."""
+    """Exit with a message because the command was wrong."""
     fail(message, WRONG)
 
 
 def explain_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which ends with a sentence where a file, a name or a problem is not what it should be."""
+    """Return the command with errors of files, names and problems turned into a message and an exit code."""
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         try:
-            command(**given)
+            command(**options)
         except (typer.Exit, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -81,10 +81,10 @@ def explain_errors(command: Callable[..., None]) -> Callable[..., None]:
                 raise typer.Exit(NOT_READ) from None
             from .. import io, lab, merge
 
-            problems = given.get("problem") or []
+            problems = options.get("problem") or []
             for reference in [problems] if isinstance(problems, str) else problems:
-                if told := blame(error, reference):
-                    fail(f"{reference} raised {told}")
+                if fact := blame(error, reference):
+                    fail(f"{reference} raised {fact}")
             if isinstance(error, io.CheckpointError | OSError):
                 fail(str(error))
             names = (lab.ChainSyntaxError, lab.ProblemFileError, lab.problems.UnknownProblemError, merge.MergeError)
@@ -106,11 +106,11 @@ def is_read() -> bool:
 
 
 def flush() -> None:
-    """Write what waits for standard output; if its reader is gone, end in silence."""
+    """Flush standard output; if the reader of the pipe is gone, exit without a message."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # What waits would be written again at the end of the process.
+        # Otherwise the interpreter would flush the same buffer again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NOT_READ)
 
@@ -124,7 +124,7 @@ def print_json(value: Any) -> None:
 def print_columns(
     rows: Sequence[Sequence[str]], wrap: int, *, styles: Sequence[str] = (), piped: int | None = None
 ) -> None:
-    """Print a table, of which one column is wrapped to fit the terminal, or a pipe if it is said to have a width.
+    """Print a table, and wrap one column to fit the terminal, or the width `piped` of a pipe.
 
     Args:
         rows: The cells, the headings first.
@@ -136,41 +136,50 @@ def print_columns(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
     if width is not None:
         widths[wrap] = min(widths[wrap], max(12, width - sum(widths) - 2 * len(widths) + 2 + widths[wrap]))
-    console = out() if any(styles) and sys.stdout.isatty() else None  # rich takes longer than all else
-    for place, row in enumerate(rows):
+    # Importing rich takes longer than the rest, so it prints colours only.
+    console = open_output() if any(styles) and sys.stdout.isatty() else None
+    for row_number, row in enumerate(rows):
         cells = [textwrap.wrap(cell, widths[at]) if at == wrap else [cell] for at, cell in enumerate(row)]
         for parts in zip_longest(*cells, fillvalue=""):
             line = "  ".join(f"{part:{size}}" for part, size in zip(parts, widths, strict=True)).rstrip()
             if console is None:
                 sys.stdout.write(line + "\n")
             else:
-                console.print(line, style=styles[place] or None, markup=False, soft_wrap=True)
+                console.print(line, style=styles[row_number] or None, markup=False, soft_wrap=True)
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number in a table."""
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many digits; "-" if it is None or not finite."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.{digits}g}"
 
 
 def blame(error: BaseException, reference: str) -> str:
-    """An error with the last line of the user's file that led to it; nothing when no line of it did."""
+    """Return the text of an error that the user's file raised, with the last line of the file that led to it.
+
+    Args:
+        error: The error.
+        reference: `FILE.py:name`, or the name of a problem.
+
+    Returns:
+        The text; it is empty if no line of the file led to the error.
+    """
     from ..lab import split_reference
 
-    place, fact = split_reference(reference), f"{type(error).__name__}: {error}"
-    if place is None or isinstance(error, SyntaxError):  # that says the line itself
-        return "" if place is None else fact
-    file, _ = place
+    parts, fact = split_reference(reference), f"{type(error).__name__}: {error}"
+    if parts is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
+        return "" if parts is None else fact
+    file, _ = parts
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
     return f"{fact}\n  {file}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 def make_bar(*columns: Any) -> Progress:
-    """A bar on standard error, which moves in a terminal only and leaves nothing there."""
+    """Return a progress bar on standard error; it is drawn in terminals only, and erased at the end."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
     return Progress(
         columns[0], BarColumn(), MofNCompleteColumn(), *columns[1:],
-        console=note(), disable=not sys.stderr.isatty(), transient=True,
+        console=open_errors(), disable=not sys.stderr.isatty(), transient=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The argument of a forward as it is written in a command: read by a parser, so that nothing is run."""
+"""A parser for the arguments of a forward in a command; nothing in them is run."""
 
 import ast
 from pathlib import Path
@@ -40,6 +40,7 @@ def read_example(text: str) -> tuple[Any, ...]:
 
 
 def _read_file(path: Path) -> tuple[Any, ...]:
+    """Return the array of a .npy file, or the tensors of a safetensors file."""
     if path.suffix == ".npy":
         import numpy as np
 
@@ -50,10 +51,11 @@ def _read_file(path: Path) -> tuple[Any, ...]:
 
 
 def _make_tensor(node: ast.expr) -> Tensor:
-    right = (
+    """Return the tensor of a call of one of `MAKERS`; raise ExampleError for anything else."""
+    is_call = (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
     )
-    if not right or node.func.value.id != "torch" or node.func.attr not in MAKERS:  # type: ignore[attr-defined]
+    if not is_call or node.func.value.id != "torch" or node.func.attr not in MAKERS:  # type: ignore[attr-defined]
         raise ExampleError(
             f"{ast.unparse(node)} is not known; an example is a file, or torch.NAME(numbers) with {', '.join(MAKERS)}"
         )
@@ -61,16 +63,16 @@ def _make_tensor(node: ast.expr) -> Tensor:
     try:
         args = [ast.literal_eval(arg) for arg in call.args]
         options = {each.arg: _read_option(each.value) for each in call.keywords}
-        made: Tensor = getattr(torch, call.func.attr)(*args, **options)
+        tensor: Tensor = getattr(torch, call.func.attr)(*args, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ExampleError(f"{ast.unparse(node)}: {error}") from error
-    return made
+    return tensor
 
 
 def _read_option(node: ast.expr) -> Any:
     """Return a number, or a dtype as `torch.float64`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
-        found = getattr(torch, node.attr, None)
-        if isinstance(found, torch.dtype):
-            return found
+        dtype = getattr(torch, node.attr, None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
     return ast.literal_eval(node)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ._complete import RECIPES, complete_recipe, list_recipes
-from ._console import exit_with_usage, note, out, print_json
+from ._console import exit_with_usage, open_errors, open_output, print_json
 
 
 def inspect(
@@ -25,23 +25,25 @@ def inspect(
 
     sharded = file.is_dir() or file.suffix == ".json"
     paths = [each.path for each in io.TensorFiles(file).files] if sharded else [file]
-    found = [io.inspect(path, verify=verify) for path in paths]
+    descriptions = [io.inspect(path, verify=verify) for path in paths]
     if history:
-        edits = [each for description in found for each in description.as_dict()["edits"]]
+        edits = [each for description in descriptions for each in description.as_dict()["edits"]]
         if as_json:
             print_json({"path": str(file), "edits": edits})
         else:
-            for each in found:
-                out().print("\n".join(map(io.escape, str(each.edits).splitlines())), markup=False)
+            for each in descriptions:
+                open_output().print("\n".join(map(io.escape, str(each.edits).splitlines())), markup=False)
         return
     if as_json:
-        whole = {"path": str(file), "files": [each.as_dict() for each in found]}
-        print_json(whole if sharded else {**found[0].as_dict(), "parameters": found[0].parameters})
+        whole = {"path": str(file), "files": [each.as_dict() for each in descriptions]}
+        print_json(whole if sharded else {**descriptions[0].as_dict(), "parameters": descriptions[0].parameters})
         return
     if sharded:
-        out().print(io.escape(f"{file}: {len(io.TensorFiles(file)):,} tensors in {len(found)} files"), markup=False)
-    for each in found:
-        out().print(str(each), markup=False)
+        open_output().print(
+            io.escape(f"{file}: {len(io.TensorFiles(file)):,} tensors in {len(descriptions)} files"), markup=False
+        )
+    for each in descriptions:
+        open_output().print(str(each), markup=False)
 
 
 def diff(
@@ -56,7 +58,7 @@ def diff(
     if as_json:
         print_json({"left": str(left), "right": str(right), **differences.as_dict()})
     else:
-        out().print("\n".join(map(io.escape, str(differences).splitlines())), markup=False)
+        open_output().print("\n".join(map(io.escape, str(differences).splitlines())), markup=False)
 
 
 def merge(
@@ -113,25 +115,25 @@ def merge(
         size = None if shard_size is None else io.parse_size(shard_size)
     except ValueError as error:
         exit_with_usage(f"--shard-size: {error}")
-    given: dict[str, Any] = dict(_option(text) for text in option or [])
+    options: dict[str, Any] = dict(_parse_option(text) for text in option or [])
     if base is not None:
-        given["base"] = base
+        options["base"] = base
     if align or module or example:
         if not (align and module and example):
             exit_with_usage("--align needs --module FILE.py:NAME, which builds the module, and --example, its input")
-        given["align"] = _trace(module, example)
+        options["align"] = _trace(module, example)
     if written:
-        recipe = io.merge_recipe(recipe, output, shard_size=size, **given).recipe
+        recipe = io.merge_recipe(recipe, output, shard_size=size, **options).recipe
     else:
-        io.merge_files(recipe, files or [], output, shard_size=size, **given)
-    found = io.TensorFiles(output)
-    count = sum(found.meta(name).numel() for name in found)
+        io.merge_files(recipe, files or [], output, shard_size=size, **options)
+    tensors = io.TensorFiles(output)
+    count = sum(tensors.meta(name).numel() for name in tensors)
     if as_json:
-        summary = {"path": str(output), "recipe": recipe, "files": len(found.files), "tensors": len(found)}
+        summary = {"path": str(output), "recipe": recipe, "files": len(tensors.files), "tensors": len(tensors)}
         print_json({**summary, "parameters": count})
     else:
-        where = "" if len(found.files) == 1 else f", in {len(found.files)} files"
-        note().print(io.escape(f"{output}: {count:,} numbers in {len(found)} tensors{where}"), markup=False)
+        suffix = "" if len(tensors.files) == 1 else f", in {len(tensors.files)} files"
+        open_errors().print(io.escape(f"{output}: {count:,} numbers in {len(tensors)} tensors{suffix}"), markup=False)
 
 
 def _trace(module: str, example: str) -> Any:
@@ -139,18 +141,18 @@ def _trace(module: str, example: str) -> Any:
     from .. import axes, lab
     from ._example import ExampleError, read_example
 
-    place = lab.split_reference(module)
-    if place is None:
+    parts = lab.split_reference(module)
+    if parts is None:
         exit_with_usage(f"--module {module}: write FILE.py:NAME, a function without arguments that returns the module")
     try:
         arguments = read_example(example)
     except ExampleError as error:
         exit_with_usage(f"--example {error}")
-    return axes.trace(lab.load_object(*place)(), *arguments)
+    return axes.trace(lab.load_object(*parts)(), *arguments)
 
 
-def _option(text: str) -> tuple[str, Any]:
-    """`name=value`, the value written as in Python, or numbers by layer: read by a parser, so nothing is run."""
+def _parse_option(text: str) -> tuple[str, Any]:
+    """Parse `name=value`, the value written as in Python or as numbers by layer, and return both; nothing is run."""
     from ..merge import MergeError, layered
 
     name, equals, value = text.partition("=")

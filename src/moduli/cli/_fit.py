@@ -52,30 +52,30 @@ def fit(
         console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
     if output is not None and output.exists() and not resume and not overwrite:
         console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
-    course = load_problem(problem)
+    loaded = load_problem(problem)
     bar = console.make_bar(
         "{task.fields[name]}", "loss {task.fields[loss]}", "{task.fields[rate]}", TimeRemainingColumn()
     )
     with bar:
-        task = bar.add_task("fit", total=steps, name=course.name, loss="-", rate="")
+        task = bar.add_task("fit", total=steps, name=loaded.name, loss="-", rate="")
 
         def listen(now: dict[str, Any]) -> None:
             rate = f"{now['steps'] / now['seconds']:.0f} steps/s"
-            bar.update(task, completed=now["steps"], loss=console.number(now["loss"]), rate=rate)
+            bar.update(task, completed=now["steps"], loss=console.format_number(now["loss"]), rate=rate)
 
         try:
             result = fit_problem(
-                course, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
+                loaded, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
                 out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
         except KeyboardInterrupt:
-            kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
-            console.fail(f"interrupted{kept}", console.INTERRUPTED)
+            hint = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
+            console.fail(f"interrupted{hint}", console.INTERRUPTED)
         except ProblemFileError as error:
             console.fail(str(error))
 
     summary = {
-        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
+        "problem": loaded.name, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
         "steps": result.steps, "evaluations": result.evaluations, "seconds": round(result.seconds, 3),
         "path": None if result.path is None else str(result.path), "parameters": result.parameters,
         "standard_errors": result.errors,
@@ -84,29 +84,29 @@ def fit(
         console.print_json(summary)
     else:
         counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
-        losses = f"loss {console.number(result.start, 6)} -> {console.number(result.value, 6)}"
+        losses = f"loss {console.format_number(result.start, 6)} -> {console.format_number(result.value, 6)}"
         saved = "" if result.path is None else f", saved in {result.path}"
-        lines = [f"{course.name}: {result.reason}", losses, counts + saved]
+        lines = [f"{loaded.name}: {result.reason}", losses, counts + saved]
         lines += format_fit(result.parameters, result.errors)
         sys.stdout.write(console.escape("\n".join(lines)) + "\n")
     if result.reason is Ended.INTERRUPTED:
         if output is not None:
-            console.note().print("go on with the same command and --resume", markup=False)
+            console.open_errors().print("go on with the same command and --resume", markup=False)
         raise Exit(console.INTERRUPTED)
     if not result.reason.success:
         raise Exit(console.FAILED)
 
 
 def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
-    """The fitted values, one to a line, with their standard errors where there are any."""
+    """Return the fitted values, one to a line, with their standard errors if there are any."""
     import numpy
 
     sign = "±" if "utf" in (sys.stdout.encoding or "").lower() else "+-"
     rows = {}
-    for name, held in parameters.items():
-        beside = None if errors is None else numpy.array(errors[name])
-        for place, value in numpy.ndenumerate(numpy.array(held)):
-            error = "" if beside is None else f" {sign} {console.number(float(beside[place]), 2)}"
-            rows["".join([name, *(f"[{at}]" for at in place)])] = console.number(value, 6) + error
+    for name, values in parameters.items():
+        stderr = None if errors is None else numpy.array(errors[name])
+        for index, value in numpy.ndenumerate(numpy.array(values)):
+            error = "" if stderr is None else f" {sign} {console.format_number(float(stderr[index]), 2)}"
+            rows["".join([name, *(f"[{at}]" for at in index)])] = console.format_number(value, 6) + error
     width = max(map(len, rows), default=0)
     return [f"  {name:{width}} = {value}" for name, value in rows.items()]

@@ -76,7 +76,7 @@ def race(
     moduli race digits-mlp spirals --tune 15 --with "Adam | LR" --with "Lion | LR" --range "lr=1e-4..0.3"
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     if listing:
-        _list(as_json)
+        _print_problems(as_json)
         return
     from rich.progress import TimeElapsedColumn
 
@@ -84,7 +84,7 @@ def race(
 
     if by not in ("evaluations", "seconds"):
         console.exit_with_usage(f"--by {by}: a race is judged by evaluations or by seconds")
-    kept = file or output.with_suffix(".jsonl")
+    runs_file = file or output.with_suffix(".jsonl")
     if picture is not None and find_spec("matplotlib") is None:
         console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
     rows = None if table is None or table in lab.TABLE_FORMS else Path(table)
@@ -94,23 +94,23 @@ def race(
         ("curves", curves, (".csv",)),
     )
     for option, place, kinds in places:
-        if place is not None and (place.suffix not in kinds or place == kept):
+        if place is not None and (place.suffix not in kinds or place == runs_file):
             console.exit_with_usage(
                 f"--{option} {place}: give the name of another file that ends in {' or '.join(kinds)}"
             )
     if repeat is not None:
         spec = _read_race(repeat, problem or [], chain or [])
     else:
-        given = budget if problem or budget else lab.DEFAULT_BUDGET
+        evaluations = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
             "contenders": [_parse_contender(text) for text in chain] if chain else lab.default_field(),
-            "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
+            "seeds": _parse_seeds(seeds), "budget": evaluations, "seconds": seconds, "threads": threads, "target": target,
             "tune": tune, "ranges": dict(map(_read_range, ranges or [])),
         }  # fmt: skip
-    courses = [lab.load_problem(reference) for reference in spec["problems"]]
+    problems = [lab.load_problem(reference) for reference in spec["problems"]]
     count = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
-    # Less where a contender has nothing to tune; then the bar ends early.
+    # A contender with nothing to tune has fewer runs; then the bar ends early.
     total = len(spec["problems"]) * len(spec["contenders"]) * (count + (spec["tune"] or 0))
     bar, interrupted = console.make_bar("race", TimeElapsedColumn()), False
     line = bar.add_task("race", total=total)
@@ -118,23 +118,23 @@ def race(
     def listen(event: str, _: Any, message: dict[str, Any]) -> None:
         if event == "end" and lab.RunReason(message["reason"]).failed:
             what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
-            told = console.escape(f"{what}: {message['reason']}, {message['detail']}")
-            bar.console.print(told, markup=False, style="yellow")
+            fact = console.escape(f"{what}: {message['reason']}, {message['detail']}")
+            bar.console.print(fact, markup=False, style="yellow")
         bar.update(line, completed=message["finished"])
 
     try:
         with bar:
             results = lab.race(
-                **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=listen
+                **spec, workers=workers, file=runs_file, resume=resume, command=["moduli", *sys.argv[1:]], listen=listen
             )
     except (ValueError, TypeError) as error:
         console.exit_with_usage(str(error))
     except KeyboardInterrupt:
         interrupted = True
-        if not kept.exists():
+        if not runs_file.exists():
             raise
-        results = lab.Results.read(kept)
-        results.problems = {each.name: each for each in courses}
+        results = lab.Results.read(runs_file)
+        results.problems = {each.name: each for each in problems}
     if results.runs:
         try:
             lab.write_report(results, output)
@@ -146,7 +146,7 @@ def race(
             if curves is not None:
                 lab.write_curves(results, curves)
         except (OSError, RuntimeError) as error:
-            console.fail(f"{error}; the runs are in {kept}")
+            console.fail(f"{error}; the runs are in {runs_file}")
     if as_json:
         console.print_json(results.to_json())
     elif results.runs and table is not None and rows is None:
@@ -154,7 +154,7 @@ def race(
     elif results.runs:
         _print_table(results, by)
     if results.runs:
-        console.note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
+        console.open_errors().print(f"report: {output}   runs: {runs_file}", markup=False, style="dim")
     if interrupted:
         console.fail(
             f"interrupted: {len(results.runs)} of {total} runs are kept; go on with the same command and --resume",
@@ -164,7 +164,8 @@ def race(
         webbrowser.open(output.resolve().as_uri())
 
 
-def _list(as_json: bool) -> None:
+def _print_problems(as_json: bool) -> None:
+    """Print the problems, as a table or as JSON."""
     problems = read_catalogue()["problems"].values()
     if as_json:
         console.print_json(list(problems))
@@ -184,19 +185,22 @@ def _list(as_json: bool) -> None:
 
 
 def _show_seconds(seconds: float | None) -> str:
-    """Return the time of a loss with its gradient, as it was measured when the list was made."""
+    """Return the time of a loss with its gradient as text; an empty one if it was not measured."""
     return "" if seconds is None else f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
 def _show_best(problem: dict[str, Any]) -> str:
-    """Return the optimum, or the best value that is known and that it is no more than that."""
+    """Return the optimum as text, marked if it is only the best known value."""
     if problem["optimum"] is None:
         return "unknown"
-    return console.number(problem["optimum"], 6) + ("" if problem["exact"] else " (best known)")
+    return console.format_number(problem["optimum"], 6) + ("" if problem["exact"] else " (best known)")
 
 
 def _parse_contender(text: str) -> lab.Contender:
-    """`LABEL: CHAIN`, or a chain, in which a colon follows the name of a file only; labels have no quotes."""
+    """Return the contender of `LABEL: CHAIN`, or of a chain.
+
+    In a chain, a colon only follows the name of a file; labels have no quotes.
+    """
     from .. import lab
 
     label, colon, rest = text.partition(":")
@@ -206,7 +210,8 @@ def _parse_contender(text: str) -> lab.Contender:
     return lab.contender(text)
 
 
-def _seeds(text: str) -> int | list[int]:
+def _parse_seeds(text: str) -> int | list[int]:
+    """Return the number of seeds, or a list of several seeds."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -214,12 +219,19 @@ def _seeds(text: str) -> int | list[int]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _read_race(path: Path, given: list[str], chains: list[str]) -> dict[str, Any]:
+def _read_race(path: Path, problems: list[str], chains: list[str]) -> dict[str, Any]:
+    """Return the arguments of `lab.race` that do the race of a file again.
+
+    Args:
+        path: The file of the race.
+        problems: The problems in the command. A file with a problem is run only if it is one of them; otherwise the command exits.
+        chains: The chains in the command, in which files with links must be named likewise.
+    """
     from .. import lab
 
     try:
         header = lab.Results.read(path).header
-        # What results name is never run because they name it.
+        # A file is never run only because results name it.
         for source in (c["source"] for c in header["contenders"]):
             if lab.parse(source).references and source not in chains:
                 fact = f"{path} is a race of {source!r}, which is a file to run"
@@ -229,7 +241,7 @@ def _read_race(path: Path, given: list[str], chains: list[str]) -> dict[str, Any
         console.fail(f"{path} cannot be repeated: {error}")
     references = [p["reference"] for p in header["problems"]]
     for each in references:
-        if lab.split_reference(each) is not None and each not in given:
+        if lab.split_reference(each) is not None and each not in problems:
             fact = f"{path} is a race on {each}, which is a file to run"
             console.exit_with_usage(f"{fact}; say so: moduli race {each} --repeat {path}")
     keys = ("seeds", "budget", "seconds", "threads", "target", "tune")
@@ -258,10 +270,10 @@ def _print_table(results: lab.Results, by: str) -> None:
     rows = [("problem", "optimizer", "final loss", "evals", "solved", "ended")]
     styles = ["bold"]
     for row in lab.summary(results):
-        why = ", ".join(reason if n == row["runs"] else f"{n}x {reason}" for reason, n in row["reasons"].items())
+        reasons = ", ".join(reason if n == row["runs"] else f"{n}x {reason}" for reason, n in row["reasons"].items())
         solved = "-" if row["reached"] is None else f"{row['reached']}/{row['runs']}"
-        median, evaluations = console.number(row["median"]), console.number(row["evaluations"], 6)
-        cells = (row["problem"], row["contender"], median, evaluations, solved, why)
+        median, evaluations = console.format_number(row["median"]), console.format_number(row["evaluations"], 6)
+        cells = (row["problem"], row["contender"], median, evaluations, solved, reasons)
         rows.append(tuple(map(console.escape, cells)))  # type: ignore[arg-type]
         styles.append("red" if row["failed"] else "green" if row["reached"] else "")
     console.print_columns(rows, 1, styles=styles, piped=console.PIPED)
@@ -276,9 +288,9 @@ def _print_standings(results: lab.Results, by: str) -> None:
     gains = lab.tuning_gains(results)
     rows = [("optimizer", "mean rank", "95% interval", "solved within 4x", "tied with", "tuning helped")]
     for row in lab.standings(results, by=by):
-        own = [gain["helped"] for gain in gains if gain["source"] == row.source]
+        outcomes = [gain["helped"] for gain in gains if gain["source"] == row.source]
         interval = f"{row.rank_interval[0]:.3g} to {row.rank_interval[1]:.3g}"
-        helped = f"on {sum(own)} of {len(own)}"
+        helped = f"on {sum(outcomes)} of {len(outcomes)}"
         cells = (
             row.contender,
             f"{row.rank:.3g}",

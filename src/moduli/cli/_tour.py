@@ -40,7 +40,7 @@ def tour(
         except lab.UnknownStopError as error:
             console.exit_with_usage(str(error))
         return
-    stops, out = [], console.out()
+    stops, out = [], console.open_output()
     for each in lab.TOUR:
         stop = lab.run_program(each)
         stops.append(stop)
@@ -51,6 +51,8 @@ def tour(
     if as_json:
         keys = ("name", "title", "code", "output", "seconds")
         console.print_json([{key: getattr(stop, key) for key in keys} for stop in stops])
-    console.note().print(f"page: {output}   a program to start from: moduli tour NAME", markup=False, style="dim")
+    console.open_errors().print(
+        f"page: {output}   a program to start from: moduli tour NAME", markup=False, style="dim"
+    )
     if show:
         webbrowser.open(output.resolve().as_uri())

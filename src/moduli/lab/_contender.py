@@ -1,6 +1,6 @@
-"""What takes part in a race or a fit.
+"""Contenders of races and fits.
 
-A `Contender` is a chain, or any factory of optimizers, and an `Entrant` what it becomes when it meets a model.
+A `Contender` is a chain, or any factory of optimizers; an `Entrant` is a contender with the model that it optimizes.
 """
 
 from collections.abc import Callable
@@ -16,43 +16,43 @@ from .catalogue import build, check
 
 
 class Entrant:
-    """A contender that has met a model: an optimizer, and what it moves.
+    """A contender with its model: the optimizer, and what it optimizes.
 
     Attributes:
         model: The model, at its starting point.
         optimizer: Something with ``step(closure)``.
-        population: The population it moves, or None when it moves the model itself.
+        population: The population that it optimizes, or None when it optimizes the model itself.
         losses: The members' losses at the last evaluation.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any, population: Any = None) -> None:
         self.model, self.optimizer, self.population = model, optimizer, population
         self.losses: torch.Tensor | None = None
-        # Looked at after every step: walking the modules would cost as much as the step of a small problem.
+        # Listed once, because `finite` reads them after every step: walking the modules takes as long as a small step.
         self._parameters = list(model.parameters())
 
     def finite(self) -> bool:
-        """Whether all parameters are finite. A population is lost only when every member is."""
+        """Whether all parameters of the model, or of at least one member of the population, are finite."""
         if self.population is not None:
             return bool(self.population.matrix.isfinite().all(-1).any())
         return all(bool(parameter.isfinite().all()) for parameter in self._parameters)
 
     @property
     def finished(self) -> str:
-        """Why the optimizer wants to end, when one of its links ends chains; otherwise nothing."""
+        """The reasons for which links of the optimizer end the run; an empty text if none does."""
         if not getattr(self.optimizer, "should_terminate", False):
             return ""
         return ", ".join(map(str, getattr(self.optimizer, "reasons", ()))) or "a link asked to stop"
 
     def best(self) -> Callable[..., Any]:
-        """The model, or the best member at the last evaluation."""
+        """Return the model, or the best member at the last evaluation."""
         if self.population is None or self.losses is None:
             return self.model
         member: Callable[..., Any] = self.population[int(self.losses.argmin())]
         return member
 
     def points(self) -> torch.Tensor:
-        """All members as rows."""
+        """Return the parameters of all members as rows of a matrix; a model is one row."""
         if self.population is not None:
             matrix: torch.Tensor = self.population.matrix.detach()
             return matrix
@@ -65,8 +65,8 @@ class Contender:
 
     Attributes:
         label: What reports call it.
-        source: What tells contenders apart: the chain as text, with which the run can be repeated, or where the factory is
-            defined, after the label if it was given one.
+        source: The key of the contender: the chain as text, with which the run can be repeated, or the place where the factory
+            is defined, after the label if one was passed.
         factory: From a model to an `Entrant`, or to an object with ``step(closure)``; None for a chain as text.
     """
 
@@ -76,24 +76,24 @@ class Contender:
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is a chain as text, which `source` has all of."""
+        """Whether it is a chain as text, so that `source` describes it completely."""
         return self.factory is None
 
     def enter(self, model: nn.Module) -> Entrant:
-        """Meet a model.
+        """Make the optimizer of a model, and return both as an `Entrant`.
 
         >>> from moduli.lab import contender, problems
         >>> contender("torch.SGD(lr=0.1)").enter(problems.get("rosenbrock").model(0)).points()
         tensor([[-1.2000,  1.0000]], dtype=torch.float64)
         """
-        made, population = build(parse(self.source), model) if self.factory is None else (self.factory(model), None)
-        if not isinstance(made, Entrant):
-            made = Entrant(model, made, population)
-        if not callable(getattr(made.optimizer, "step", None)):
+        result, population = build(parse(self.source), model) if self.factory is None else (self.factory(model), None)
+        if not isinstance(result, Entrant):
+            result = Entrant(model, result, population)
+        if not callable(getattr(result.optimizer, "step", None)):
             raise TypeError(
-                f"{self.label}: a contender makes an optimizer with step(closure), not {shorten(made.optimizer)}"
+                f"{self.label}: a contender makes an optimizer with step(closure), not {shorten(result.optimizer)}"
             )
-        return made
+        return result
 
 
 def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, label: str | None = None) -> Contender:
@@ -124,6 +124,6 @@ def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, 
         raise TypeError(f"a contender is a chain or a function of a model, not {shorten(spec)}")
     name = getattr(spec, "__name__", type(spec).__name__)
     module = getattr(spec, "__module__", "")
-    place = f"{module}:{getattr(spec, '__qualname__', name)}"
-    # Closures of one function have one place: labels tell them apart.
-    return Contender(label or name, f"{label}: {place}" if label else place, spec)
+    location = f"{module}:{getattr(spec, '__qualname__', name)}"
+    # Closures of one function have the same location: labels distinguish them.
+    return Contender(label or name, f"{label}: {location}" if label else location, spec)

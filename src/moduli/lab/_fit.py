@@ -1,4 +1,4 @@
-"""Fitting one problem for as long as it takes, with checkpoints to stop and go on at."""
+"""Fits of one problem, with checkpoints from which a stopped fit is resumed."""
 
 import contextlib
 import math
@@ -24,29 +24,29 @@ from ._reference import as_problem
 from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
 from .problems import Problem
 
-# A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
+# A step with at least this many evaluations ran a line search; if the loss is the same to the last bit, it found no lower point.
 SEARCHED = 5
-# So many such steps in a row end a fit; `minimize` ends after as many.
+# This many such steps in a row end a fit, as they end `minimize`.
 STILL = 3
-# How many numbers of a model are told one by one.
+# A fit lists the parameters of models with at most this many numbers.
 MOST_SHOWN = 64
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit came to.
+    """The result of a fit.
 
     Attributes:
-        model: The fitted model; of a population, the best member.
+        model: The fitted model; for a population, the best member.
         reason: Why it ended.
-        value: What the problem measures of the model.
-        start: The same at the very beginning.
+        value: `Problem.measure` of the fitted model.
+        start: `Problem.measure` at the starting point, before any resume.
         steps: Steps done, those before a resume included.
-        evaluations: Evaluations of the loss, likewise; those of a population count once per member.
-        seconds: Time, likewise.
+        evaluations: Evaluations of the loss, those before a resume included; those of a population count once per member.
+        seconds: Processor seconds, those before a resume included.
         path: The checkpoint, or None.
         parameters: The fitted parameters by name, as numbers and nested lists; none where they are too many to read.
-        errors: Of a least-squares problem, the standard error of each of them, likewise; None where they are not determined.
+        errors: The standard errors of the parameters of a least-squares problem, in the same form; None if not determined.
     """
 
     model: torch.nn.Module
@@ -109,7 +109,7 @@ def fit(
     model = problem.model(seed)
     entrant, generator = runner.enter(model), torch.Generator().manual_seed(seed)
     path = None if out is None else Path(out)
-    # What is saved beside the states, and goes on from there.
+    # Saved with the states, and continued after a resume.
     about: dict[str, Any] = {"chain": runner.source, "problem": problem.name, "start": problem.measure(model)}
     about |= {"steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan}
     if path is not None and path.exists():
@@ -123,45 +123,45 @@ def fit(
     def save() -> None:
         if path is not None:
             extra = {"fit": about, "generator": generator, "losses": entrant.losses}
-            # Of a population, the module in the file is its best member: any program can then read the result.
+            # For a population, the module in the file is its best member, so that any program can read the result.
             module = entrant.best() if entrant.population is not None else model
             io.make_directory(path.parent)
             io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
 
     def drive() -> RunReason:
-        told, measured, saved = 0.0, 0.0, time.monotonic()
+        last_report, last_measure, last_save = 0.0, 0.0, time.monotonic()
         watch = GradientRule(model)
-        moves = take_steps(problem, entrant, meter, generator, watch=watch.note)
+        results = take_steps(problem, entrant, meter, generator, watch=watch.note)
         while about["steps"] < steps:
-            if asked:
+            if signals:
                 return RunReason.INTERRUPTED
             watch.begin_step()
-            loss = next(moves)
-            here = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
+            loss = next(results)
+            loss_now = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
             searched = meter.evaluations - about["evaluations"] >= SEARCHED
-            still = searched and here == about["last"] and not problem.noisy
+            is_unchanged = searched and loss_now == about["last"] and not problem.noisy
             about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
-            about.update(last=here, still=about["still"] + 1 if still else 0)
+            about.update(last=loss_now, still=about["still"] + 1 if is_unchanged else 0)
             if watch.vanished and target is None and not problem.noisy:
                 return RunReason.CONVERGED
             if about["still"] >= STILL or entrant.finished:
                 return RunReason.STOPPED
             now = time.monotonic()
-            if listen is not None and (now - told > 0.1 or about["steps"] == steps):
-                told = now
-                listen({**{key: about[key] for key in ("steps", "evaluations", "seconds")}, "loss": here})
-            if target is not None and now - measured > 0.5:
-                measured = now
+            if listen is not None and (now - last_report > 0.1 or about["steps"] == steps):
+                last_report = now
+                listen({**{key: about[key] for key in ("steps", "evaluations", "seconds")}, "loss": loss_now})
+            if target is not None and now - last_measure > 0.5:
+                last_measure = now
                 if problem.measure(entrant.best()) <= target:
                     return RunReason.TARGET
             if about["seconds"] > seconds:
                 return RunReason.TIME
-            if now - saved > every:
+            if now - last_save > every:
                 save()
-                saved = time.monotonic()
+                last_save = time.monotonic()
         return RunReason.STEPS
 
-    with _patience() as asked:
+    with _record_signals() as signals:
         try:
             reason = drive()
         except RunEnd as end:
@@ -171,9 +171,9 @@ def fit(
     if not math.isfinite(value):
         reason = RunReason.DIVERGED
     fitted = best if isinstance(best, torch.nn.Module) else model
-    found = _trainable(fitted)
-    short = sum(parameter.numel() for parameter in found.values()) <= MOST_SHOWN
-    parameters = _to_numbers(found) if short else {}
+    trainable = _list_trainable(fitted)
+    is_small = sum(parameter.numel() for parameter in trainable.values()) <= MOST_SHOWN
+    parameters = _to_numbers(trainable) if is_small else {}
     errors = standard_errors(problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
     about.update(evaluations=meter.evaluations, seconds=meter.seconds(), value=value)
     about.update(parameters=parameters, errors=errors)
@@ -183,27 +183,27 @@ def fit(
 
 
 class GradientRule:
-    """The rule by which `minimize` ends too: the largest component of the gradient is at most a tolerance.
+    """The stopping rule of `minimize`: the largest component of the gradient is at most a tolerance.
 
-    A gradient counts where the loss is no higher than where the step began: a search may pass other points. Nothing is
-    carried from one step to the next, so that a fit which is resumed ends where the other does.
+    A gradient counts only if the loss is no higher than at the first evaluation of the step, because a line search also evaluates
+    higher points. No state is carried from one step to the next, so that a resumed fit ends at the same step.
 
     Args:
         model: The model, whose parameters have the gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.params = list(_trainable(model).values())
+        self.params = list(_list_trainable(model).values())
         exact = bool(self.params) and self.params[0].dtype in (torch.float64, torch.complex128)
         self.tol = choose_tolerance(exact)
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Forget the last step."""
+        """Reset the state before a step."""
         self.vanished, self.first = False, math.inf
 
     def note(self, loss: float) -> None:
-        """Look at the gradient of an evaluation."""
+        """Check the gradient after an evaluation, and store in `vanished` whether it is within the tolerance."""
         self.first = loss if self.first == math.inf else self.first
         if not loss <= self.first:
             return
@@ -212,7 +212,18 @@ class GradientRule:
 
 
 def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str, name: str) -> dict[str, Any]:
-    """Put a contender where a fit ended, and give what was saved beside."""
+    """Restore the states of a contender from a checkpoint of `fit`.
+
+    Args:
+        path: The checkpoint.
+        entrant: The contender, whose model and optimizer are loaded.
+        generator: The generator of batches, whose state is loaded.
+        source: The chain, which must be that of the checkpoint.
+        name: The name of the problem, which must be that of the checkpoint.
+
+    Returns:
+        The other values that `fit` saved, by name.
+    """
     saved = io.read(path).extra
     about = saved.get("fit") if isinstance(saved, dict) else None
     if not isinstance(about, dict) or "chain" not in about:
@@ -231,30 +242,30 @@ def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str,
 
 
 @contextlib.contextmanager
-def _patience() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted in a list, the second one interrupts; likewise being asked to end (SIGTERM, SIGHUP).
+def _record_signals() -> Iterator[list[int]]:
+    """Add the first SIGINT, SIGTERM or SIGHUP to the yielded list; a second one raises KeyboardInterrupt.
 
-    Only the main thread can wait for them.
+    Only the main thread can set handlers of signals; in any other the list stays empty.
     """
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _: Any) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     names = ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = [(number, signal.signal(number, note)) for number in numbers]
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
 def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None:
-    """The standard errors of a least-squares fit: `Result.stderr` of `moduli.minimize` where the model stands.
+    """Return the standard errors of a least-squares fit: `Result.stderr` of `moduli.minimize` at the model's parameters.
 
     Args:
         problem: The problem.
@@ -264,27 +275,28 @@ def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None
         A number or nested list for each parameter; None if the problem is no least-squares problem, has fewer residuals than
         parameters, or does not determine all of them.
     """
-    found = _trainable(model)
+    trainable = _list_trainable(model)
     residuals = problem.residuals(model)
-    if residuals is None or not residuals.requires_grad or any(each.is_complex() for each in found.values()):
+    if residuals is None or not residuals.requires_grad or any(each.is_complex() for each in trainable.values()):
         return None
 
     def fun(values: dict[str, torch.Tensor]) -> Any:
         return problem.residuals(lambda *args, **kwargs: call_with_tensors(model, values, args, kwargs))
 
-    errors = minimize(fun, {name: value.detach() for name, value in found.items()}, "lm", max_evals=1).stderr
+    errors = minimize(fun, {name: value.detach() for name, value in trainable.items()}, "lm", max_evals=1).stderr
     return _to_numbers(errors) if all(bool(error.isfinite().all()) for error in errors.values()) else None
 
 
-def _trainable(model: nn.Module) -> dict[str, torch.Tensor]:
+def _list_trainable(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters that require gradients, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _to_numbers(values: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Under the names that a user knows: arguments of a function and owned tensors have a prefix in a model."""
-    found = {}
+    """Return tensors as nested lists, under the names that the user gave them: a model adds prefixes to these."""
+    numbers = {}
     for name, value in values.items():
         path, dot, last = name.rpartition(".")
         real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-        found[public_name(path + dot + last.removeprefix("arg_"))] = real.double().tolist()
-    return found
+        numbers[public_name(path + dot + last.removeprefix("arg_"))] = real.double().tolist()
+    return numbers

@@ -41,15 +41,15 @@ def figures(results: Results) -> dict[str, Figure]:
     """
     from matplotlib import rc_context
 
-    drawn: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     with rc_context(STYLE):
         for problem in results.header["problems"]:
-            drawn[f"curves-{problem['name']}"] = _draw_curves(results, problem)
+            result[f"curves-{problem['name']}"] = _draw_curves(results, problem)
             lines = sensitivity(results, problem["name"]) if results.header.get("tune") else []
             if lines:
-                drawn[f"sensitivity-{problem['name']}"] = _draw_sensitivity(results, problem, lines)
-        drawn["profile"] = _draw_profile(results)
-    return drawn
+                result[f"sensitivity-{problem['name']}"] = _draw_sensitivity(results, problem, lines)
+        result["profile"] = _draw_profile(results)
+    return result
 
 
 def write_figures(results: Results, path: str | os.PathLike[str]) -> list[Path]:
@@ -76,7 +76,7 @@ def write_figures(results: Results, path: str | os.PathLike[str]) -> list[Path]:
         data = io.BytesIO()
         with rc_context(STYLE):
             figure.savefig(data, format=kind, metadata=dates, dpi=200)
-        part = name.replace("/", "-").replace(os.sep, "-")  # a problem may be called what no file can be
+        part = name.replace("/", "-").replace(os.sep, "-")  # the name of a problem may contain a separator of paths
         written.append(write_file(path.with_name(f"{path.stem}-{part}{path.suffix}"), data.getvalue()))
     return written
 
@@ -95,8 +95,9 @@ def _find_styles(results: Results) -> dict[str, dict[str, Any]]:
     }
 
 
-def _finish(panel: Any, **words: str) -> Figure:
-    panel.set(**words)
+def _finish(panel: Any, **labels: str) -> Figure:
+    """Set the labels of a panel, add grid and legend, and return its figure."""
+    panel.set(**labels)
     panel.grid(alpha=0.3)
     names = panel.get_legend_handles_labels()[1]
     if names:
@@ -108,7 +109,7 @@ def _finish(panel: Any, **words: str) -> Figure:
 
 
 def use_log_axes(panel: Any) -> None:
-    """Set the axes on which something above zero is drawn to logarithmic ones; on others matplotlib can't draw.
+    """Make an axis logarithmic if a line has a value above zero on it; without one, matplotlib can't draw such an axis.
 
     Args:
         panel: The axes of matplotlib.

@@ -3,12 +3,12 @@
 import time
 from pathlib import Path
 
-# A process that sleeps still uses a little, for the thread that looks whether its owner is there.
+# The share of a processor that a sleeping worker still uses, for the thread that checks whether its parent is there.
 BUSY = 0.02
 
 
 class ProcessWatch:
-    """Says when a process has done nothing for too long.
+    """A watch over a process, which reports when it has slept for too long.
 
     Args:
         pid: The process.
@@ -24,7 +24,7 @@ class ProcessWatch:
         self._since, self._used = time.monotonic(), self._read()[1]
 
     def has_slept(self) -> bool:
-        """Whether it slept since the last sign of work, for longer than `patience`; False where the system does not tell."""
+        """Whether it slept since the last sign of work, for longer than `patience`; False if the system does not report it."""
         state, used = self._read()
         now = time.monotonic()
         if used is None or self._used is None:
@@ -34,7 +34,7 @@ class ProcessWatch:
         return now - self._since > self.patience
 
     def _read(self) -> tuple[str, float | None]:
-        """Return the state of the process, and its processor seconds; None where the system does not tell."""
+        """Return the state of the process, and its processor seconds; None if the system does not report them."""
         try:
             fields = self._file.read_text().rpartition(")")[2].split()
             return fields[0], (int(fields[11]) + int(fields[12])) / 100

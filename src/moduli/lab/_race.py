@@ -1,4 +1,4 @@
-"""The race: every contender on every problem from every seed; and the one that is run when nothing is said, within two minutes."""
+"""Races of every contender on every problem from every seed; and the default race, which takes less than two minutes."""
 
 import contextlib
 import importlib.util
@@ -31,8 +31,8 @@ DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "ban
 DEFAULT_BUDGET = 600
 """How many evaluations a run of the default race has."""
 
-# Label, and chain, each with the setting that its page shows: first order, matrices, quasi-Newton, trust regions, without
-# gradients, populations, the hybrid of both (docs/population-optimizers.md), and torch to compare with.
+# Labels and chains, with the settings of their pages in the documentation: first order, matrices, quasi-Newton, trust regions,
+# without gradients, populations, gradients in a population (docs/population-optimizers.md), and torch for comparison.
 DEFAULT_FIELD = (
     ("gradient descent", "ClipNorm(1) | LR(0.02)"),
     ("Nesterov", "ClipNorm(1) | NAG(0.9) | LR(0.01)"),
@@ -54,7 +54,7 @@ DEFAULT_FIELD = (
 
 
 def default_field() -> list[Contender]:
-    """The contenders of the default race.
+    """Return the contenders of the default race.
 
     >>> "Adam" in [entry.label for entry in default_field()]
     True
@@ -107,14 +107,14 @@ def race(
         file: Where finished runs are kept, a line each. Whatever ends the race, they stay.
         resume: Keep the runs that `file` has, and do the others.
         command: The command that does this race again, for the report.
-        listen: Called with ``"begin"``, ``"progress"`` or ``"end"``, the task and what is known of it; ``"finished"`` counts
-            the runs that the race has, those of an earlier sitting included.
+        listen: Called with ``"begin"``, ``"progress"`` or ``"end"``, the task and its message; ``"finished"`` counts the runs
+            that the race has, those before a resume included.
         tune: How many settings each contender gets, a multiple of the number of seeds: 15 are five for each of three studies.
         ranges: With `tune`, ranges in place of those that are declared, and numbers that stay as they are, by name:
             ``{"lr": (1e-4, 1e-1), "Adam.beta1": 0.9}``.
         stack: With `tune`, whether settings of a chain may run as members of one population. Numbers are then those of separate
             runs to rounding.
-        executor: Who does the runs instead of `workers`, with the same numbers: an executor of `concurrent.futures` that has
+        executor: Does the runs in place of `workers`, with the same numbers: an executor of `concurrent.futures` that has
             processes (also those of other packages, for several machines), or `evolve.Ray`. It does not end runs that hang.
 
     Raises:
@@ -127,20 +127,20 @@ def race(
     >>> [run["reason"] for run in results.runs]
     ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
     """
-    field = [contender(spec) for spec in _list_parts(contenders)]
-    courses = [_read_course(spec) for spec in _list_parts(problems)]
+    parsed_contenders = [contender(spec) for spec in _list_parts(contenders)]
+    loaded_problems = [_load_problem_spec(spec) for spec in _list_parts(problems)]
     numbers, ranges = _list_seeds(seeds), read_ranges(ranges or {})
-    _check_parts(courses, field, numbers)
+    _check_parts(loaded_problems, parsed_contenders, numbers)
     limits = _read_limits(budget, seconds, threads, target)
     tune = None if tune is None else operator.index(tune)
-    settings = _make_all_settings(field, tune, numbers, ranges)
+    settings = _make_all_settings(parsed_contenders, tune, numbers, ranges)
     top = {
         "kind": "race",
         "format": FORMAT,
         "command": list(sys.argv) if command is None else command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "problems": [_describe_problem(spec, problem) for spec, problem in courses],
-        "contenders": [{"label": entry.label, "source": entry.source} for entry in field],
+        "problems": [_describe_problem(spec, problem) for spec, problem in loaded_problems],
+        "contenders": [{"label": entry.label, "source": entry.source} for entry in parsed_contenders],
         "seeds": numbers,
         **limits,
         **environment(),
@@ -148,57 +148,59 @@ def race(
     if tune is not None:
         top |= {"tune": tune, "ranges": json.loads(json.dumps(ranges))}
         top["settings"] = [
-            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in own]
-            for own in settings
+            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in contender_settings]
+            for contender_settings in settings
         ]
-    results = Results(top, problems={problem.name: problem for _, problem in courses})
-    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in field]
+    results = Results(top, problems={problem.name: problem for _, problem in loaded_problems})
+    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in parsed_contenders]
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as kept:
-        tasks, about = _list_tasks(results, courses, field, settings)
-        groups = _group_tasks(tasks, about, dict(courses)) if tune is not None and stack else []
+    with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as stream:
+        tasks, records = _list_tasks(results, loaded_problems, parsed_contenders, settings)
+        groups = _group_tasks(tasks, records, dict(loaded_problems)) if tune is not None and stack else []
         with contextlib.closing(execute_all(tasks, limits, workers, chains, groups, executor)) as messages:
             for number, message in messages:
-                known = {**about[number], **message}
+                record = {**records[number], **message}
                 event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
                 if event == "end":
-                    results.runs.append(known)
-                    kept.write(to_line(known))
+                    results.runs.append(record)
+                    stream.write(to_line(record))
                 if listen is not None:
-                    listen(event, tasks[number], {**known, "finished": len(results.runs)})
+                    listen(event, tasks[number], {**record, "finished": len(results.runs)})
     results.take(results.runs)
     return results
 
 
-def _check_parts(courses: Sequence[tuple[Any, Problem]], field: Sequence[Contender], seeds: Sequence[int]) -> None:
+def _check_parts(
+    problems: Sequence[tuple[Any, Problem]], contenders: Sequence[Contender], seeds: Sequence[int]
+) -> None:
     """Raise an error unless there are problems, contenders and seeds, none twice, and what they need is installed."""
-    for _, problem in courses:
+    for _, problem in problems:
         for package in {name.partition(".")[0] for name in problem.requires}:
             if importlib.util.find_spec(package) is None:
                 fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
                 raise ModuleNotFoundError(fact, name=package)
-    parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in courses], "seed": list(seeds)}
-    for what, given in {**parts, "contender": [entry.source for entry in field]}.items():
-        if not given or len({*given}) < len(given):
+    parts: dict[str, list[Any]] = {"problem": [problem.name for _, problem in problems], "seed": list(seeds)}
+    for what, keys in {**parts, "contender": [entry.source for entry in contenders]}.items():
+        if not keys or len({*keys}) < len(keys):
             hint = "; label closures of one function: lab.contender(function, label=...)" if what == "contender" else ""
-            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, given))}{hint}")
+            raise ValueError(f"a race needs at least one {what}, and none twice: {', '.join(map(str, keys))}{hint}")
 
 
-def _list_parts(given: Any) -> list[Any]:
-    """Return problems, or contenders, as a list; a name alone is one of them."""
-    return [given] if isinstance(given, str) else list(given)
+def _list_parts(parts: Any) -> list[Any]:
+    """Return problems, or contenders, as a list; a text is a list of one."""
+    return [parts] if isinstance(parts, str) else list(parts)
 
 
 def _list_seeds(seeds: Any) -> list[int]:
-    """Return the seeds as Python's numbers, which files and processes take."""
+    """Return the seeds as integers of Python, which JSON can store; a number n means the seeds 0 to n - 1."""
     if hasattr(seeds, "__index__") and getattr(seeds, "ndim", 0) == 0:
         return list(range(operator.index(seeds)))
     return [operator.index(seed) for seed in seeds]
 
 
 def _read_limits(budget: int | None, seconds: float, threads: int, target: float | None) -> dict[str, Any]:
-    """Return the limits of a run as Python's numbers; raise ValueError if one is none."""
+    """Return the limits of a run as numbers of Python; raise ValueError if one is out of range."""
     counts = {"budget": budget, "threads": threads}
     counts = {what: None if number is None else operator.index(number) for what, number in counts.items()}
     for what, number in {"budget": counts["budget"], "number of threads": counts["threads"]}.items():
@@ -217,66 +219,85 @@ def _read_limits(budget: int | None, seconds: float, threads: int, target: float
 
 
 def _make_all_settings(
-    field: Sequence[Contender], tune: int | None, seeds: Sequence[int], ranges: Mapping[str, RangeSpec]
+    contenders: Sequence[Contender], tune: int | None, seeds: Sequence[int], ranges: Mapping[str, RangeSpec]
 ) -> list[list[Setting]]:
     """Return the settings of each contender; none without `tune`."""
     if tune is None:
         if ranges:
             raise ValueError("ranges are those of tuned numbers: give tune=, how many settings each contender gets")
-        return [[] for _ in field]
+        return [[] for _ in contenders]
     if tune < 1 or tune % len(seeds):
         raise ValueError(
             f"tune is {tune} for {len(seeds)} seeds; each seed is a study with as many settings as the others: give a multiple"
         )
-    check_ranges(field, ranges)
-    return [make_settings(entry, tune, sorted(seeds), ranges) for entry in field]
+    check_ranges(contenders, ranges)
+    return [make_settings(entry, tune, sorted(seeds), ranges) for entry in contenders]
 
 
 def _list_tasks(
     results: Results,
-    courses: Sequence[tuple[str | Problem, Problem]],
-    field: Sequence[Contender],
+    problems: Sequence[tuple[str | Problem, Problem]],
+    contenders: Sequence[Contender],
     settings: Sequence[list[Setting]],
 ) -> tuple[list[Task], list[dict[str, Any]]]:
-    """Return the runs that have not been done, in the order of `Results.keys`, and what their records begin with."""
-    specs = {problem.name: spec for spec, problem in courses}
-    places = {entry.source: at for at, entry in enumerate(field)}
-    done = {Results.key(run) for run in results.runs}
+    """Return the tasks that have not been done, and the first entries of their records.
+
+    Args:
+        results: The header of the race, and the runs that have been done.
+        problems: Pairs of what names a problem for a worker, and the problem.
+        contenders: The contenders.
+        settings: The settings of each contender.
+
+    Returns:
+        Both in the order of `Results.keys`.
+    """
+    specs = {problem.name: spec for spec, problem in problems}
+    indices = {entry.source: at for at, entry in enumerate(contenders)}
+    done_keys = {Results.key(run) for run in results.runs}
     tasks: list[Task] = []
-    about: list[dict[str, Any]] = []
-    for key in results.keys():  # noqa: SIM118 - a method of ours
-        if key in done:
+    records: list[dict[str, Any]] = []
+    for key in results.keys():  # noqa: SIM118 - a method of `Results`
+        if key in done_keys:
             continue
         name, source, seed, *number = key
-        entry = field[places[source]]
-        names = {"kind": "run", "problem": name, "contender": entry.label, "source": source, "seed": seed}
+        entry = contenders[indices[source]]
+        record = {"kind": "run", "problem": name, "contender": entry.label, "source": source, "seed": seed}
         runner = entry
         if number:
-            setting = settings[places[source]][number[0]]
+            setting = settings[indices[source]][number[0]]
             runner = setting.contender
-            names |= {"setting": setting.number, "chain": runner.source, "values": setting.values}
-        tasks.append((specs[name], runner.source if runner.is_chain else runner, seed))  # a chain travels as text
-        about.append(names)
-    return tasks, about
+            record |= {"setting": setting.number, "chain": runner.source, "values": setting.values}
+        tasks.append((specs[name], runner.source if runner.is_chain else runner, seed))  # a chain is sent as text
+        records.append(record)
+    return tasks, records
 
 
 def _group_tasks(
-    tasks: Sequence[Task], about: Sequence[Mapping[str, Any]], problems: Mapping[Any, Problem]
+    tasks: Sequence[Task], records: Sequence[Mapping[str, Any]], problems: Mapping[Any, Problem]
 ) -> list[list[int]]:
-    """Return the numbers of tasks that are tried together: those of one chain on one problem, as written and with its settings."""
+    """Return groups of tasks that are done together: those of one chain on one problem, as written and with its settings.
+
+    Args:
+        tasks: The tasks.
+        records: The first entries of their records.
+        problems: The problems, by what names them in the tasks.
+
+    Returns:
+        The numbers of the tasks of each group.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, ((spec, runner, seed), names) in enumerate(zip(tasks, about, strict=True)):
+    for number, ((spec, runner, seed), record) in enumerate(zip(tasks, records, strict=True)):
         if isinstance(runner, str):
             problem = problems[spec]
             if not problem.stacks:
                 continue
-            mixes = isinstance(problem, SampledProblem) or not problem.noisy
-            groups.setdefault((names["problem"], names["source"], None if mixes else seed), []).append(number)
+            shares_seeds = isinstance(problem, SampledProblem) or not problem.noisy
+            groups.setdefault((record["problem"], record["source"], None if shares_seeds else seed), []).append(number)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _read_course(spec: Any) -> tuple[Any, Problem]:
-    """Return what names a problem for the processes that run it, and the problem."""
+def _load_problem_spec(spec: Any) -> tuple[Any, Problem]:
+    """Return what names a problem for a worker (a text, or the problem itself), and the problem."""
     if isinstance(spec, str):
         return spec, load_problem(spec)
     problem = as_problem(spec, getattr(spec, "__name__", "problem"))
@@ -284,8 +305,9 @@ def _read_course(spec: Any) -> tuple[Any, Problem]:
 
 
 def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
+    """Return the entry of a problem in the header; `spec` is what names it for a worker."""
     reference = spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}"
     keys = ("summary", "tags", "optimum", "exact", "tolerance", "noisy", "dimension", "budget", "window", "minimisers")
-    # As JSON has it: lists for tuples.
-    about = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
-    return {"name": problem.name, "reference": reference, **about}
+    # As in a file that is read again: lists in place of tuples.
+    values = json.loads(json.dumps({key: getattr(problem, key) for key in keys}))
+    return {"name": problem.name, "reference": reference, **values}

@@ -1,9 +1,9 @@
 """Problems in files of the user: `FILE.py:name`.
 
-What the name stands for may be
+The name may refer to
 
 * a `Problem`, or a subclass of it that is made without arguments;
-* a function whose arguments all have defaults, numbers or tensors: they are what is searched for, from there, and the
+* a function whose arguments all have defaults, numbers or tensors: the arguments are optimized, starting at the defaults, and the
   function returns the loss;
 * a function without arguments that returns a `Problem`, or a pair of a module and a function of it that returns the loss.
 
@@ -36,7 +36,7 @@ class ProblemFileError(ValueError):
 
 
 def split_reference(reference: str) -> tuple[Path, str] | None:
-    """The file and the name of `FILE.py:name`; None for the name of a problem.
+    """Return the file and the name of `FILE.py:name`; None for the name of a problem.
 
     >>> split_reference("wave.py")
     (PosixPath('wave.py'), 'problem')
@@ -48,13 +48,13 @@ def split_reference(reference: str) -> tuple[Path, str] | None:
 
 
 def load_problem(reference: str) -> Problem:
-    """The problem that `FILE.py:name` stands for. The file is run, as `python FILE.py` would, but not as `__main__`.
+    """Return the problem of `FILE.py:name`. The file is run, as `python FILE.py` would, but not as `__main__`.
 
     Args:
         reference: The file and the name in it; without a name, ``problem``. Or the name of a problem of `moduli.lab.problems`.
 
     Raises:
-        ProblemFileError: When the file or the name does not exist, or the name stands for something else.
+        ProblemFileError: When the file or the name does not exist, or the name refers to something else.
         UnknownProblemError: When there is no problem of this name.
 
     >>> from pathlib import Path
@@ -63,14 +63,14 @@ def load_problem(reference: str) -> Problem:
     >>> bowl.name, bowl.dimension, bowl.measure(bowl.model(0))
     ('problem', 3, 6.0)
     """
-    place = split_reference(reference)
-    if place is None:
+    parts = split_reference(reference)
+    if parts is None:
         return get(reference)
-    return as_problem(load_object(*place), place[1])
+    return as_problem(load_object(*parts), parts[1])
 
 
 def load_object(path: Path, name: str) -> Any:
-    """Run a file, as `python FILE.py` would but not as `__main__`, and return what it calls by a name.
+    """Run a file, as `python FILE.py` would but not as `__main__`, and return its object of a name.
 
     Args:
         path: The file.
@@ -85,23 +85,24 @@ def load_object(path: Path, name: str) -> Any:
     """
     if not path.is_file():
         raise ProblemFileError(f"there is no file {path} (what you wrote yourself is given as FILE.py:name)")
-    found = _run_file(path.resolve())
-    if name not in found:
-        public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
+    namespace = _run_file(path.resolve())
+    if name not in namespace:
+        public = [key for key, value in namespace.items() if callable(value) and not key.startswith("_")]
         raise ProblemFileError(f"{path} has no {name!r}; it has {', '.join(public) or 'no functions or classes'}")
-    return found[name]
+    return namespace[name]
 
 
 @cache
 def _run_file(path: Path) -> dict[str, Any]:
+    """Run a file, once in a process, and return its global names."""
     folder = str(path.parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # what lies beside the file can be imported, as it can from a script
+        sys.path.append(folder)  # as for a script, modules beside the file can be imported
     return runpy.run_path(str(path), run_name="moduli_problem")
 
 
 def as_problem(value: Any, name: str = "problem") -> Problem:
-    """Make a problem of what a user wrote.
+    """Return the problem that an object of a user defines.
 
     Args:
         value: A problem, a class of problems, or a function as the module describes.
@@ -119,23 +120,23 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
             f"{name!r} is {shorten(value)}: a problem is a Problem, or a function that returns a loss"
         )
     parameters = inspect.signature(value).parameters
-    without = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
-    if without:
-        fact = f"{name}({', '.join(without)}) has arguments without a default"
-        raise ProblemFileError(f"{fact}, where the search for them starts: def {name}({without[0]}=torch.zeros(3))")
+    missing = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+    if missing:
+        fact = f"{name}({', '.join(missing)}) has arguments without a default"
+        raise ProblemFileError(f"{fact}, where the search for them starts: def {name}({missing[0]}=torch.zeros(3))")
     if parameters:
         return WrittenProblem(name, value, {key: parameter.default for key, parameter in parameters.items()})
-    made = value()
-    if isinstance(made, Problem):
-        return made
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
+    result = value()
+    if isinstance(result, Problem):
+        return result
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module) and callable(result[1]):
         return WrittenProblem(name, value)
-    fact = f"{name}() returned {type(made).__name__}"
+    fact = f"{name}() returned {type(result).__name__}"
     raise ProblemFileError(f"{fact}: without arguments it returns a Problem, or a module and a function of it")
 
 
 class NamedArguments(nn.Module):
-    """A model that is a few named tensors: called with nothing, it gives them by name.
+    """A model of a few named tensors; called without arguments, it returns them by name.
 
     >>> sorted(NamedArguments({"a": torch.ones(2), "b": torch.ones(())})())
     ['a', 'b']
@@ -149,7 +150,7 @@ class NamedArguments(nn.Module):
             self.register_parameter(f"arg_{name}", nn.Parameter(value.detach().clone()))
 
     def forward(self) -> dict[str, torch.Tensor]:
-        """The tensors."""
+        """Return the tensors by name."""
         return {name: getattr(self, f"arg_{name}") for name in self.names}
 
 
@@ -159,7 +160,7 @@ class WrittenProblem(Problem):
     Args:
         name: What it is called.
         written: The function.
-        start: Where its arguments start; without it, it has none, and returns a module.
+        start: The starting values of its arguments; without it, the function has none, and returns a module.
 
     >>> problem = WrittenProblem("bowl", lambda x: (x**2).sum(), {"x": [3.0, 4.0]})
     >>> problem.measure(problem.model(0))
@@ -174,19 +175,19 @@ class WrittenProblem(Problem):
         self.summary = (inspect.getdoc(written) or "").split("\n")[0]
         self.start = {key: self._tensor(key, value) for key, value in (start or {}).items()}
         self.dims = {key: value.dims for key, value in (start or {}).items() if isinstance(value, Labelled)}
-        self.function = written  # of the module, which `model` makes with it
+        self.function = written  # replaced by `model` if `written` returns a module and a function of it
         self.model(0)
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
         try:
-            made = torch.as_tensor(value.data if isinstance(value, Labelled) else value)
+            result = torch.as_tensor(value.data if isinstance(value, Labelled) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             fact = f"{self.name}: the default of {key!r} is {shorten(value)}, not a number or a tensor"
             raise ProblemFileError(fact) from error
-        return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
+        return result if result.is_floating_point() or result.is_complex() else result.to(torch.get_default_dtype())
 
     def model(self, seed: int) -> nn.Module:
-        """The defaults; other seeds than 0 start a tenth of a normal step away from them. Or a new module, from this seed."""
+        """Return the defaults, with normal noise of size 0.1 added for seeds other than 0; or a new module, made with this seed."""
         if self.start:
             generator, scale = torch.Generator().manual_seed(seed), 0.1 if seed else 0.0
             return NamedArguments(
@@ -201,7 +202,7 @@ class WrittenProblem(Problem):
         return model  # type: ignore[no-any-return]
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the function returns; of residuals, half the sum of their squares."""
+        """Return the value of the function; if it returns residuals, half the sum of their squares."""
         loss = self._call_function(model)
         if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
             what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
@@ -213,11 +214,11 @@ class WrittenProblem(Problem):
         return loss.reshape(()) if loss.numel() == 1 else 0.5 * loss.abs().square().sum()
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """What the function returns, if that is several numbers."""
-        found = self._call_function(model)
-        if not isinstance(found, torch.Tensor) or found.numel() < 2:
+        """Return the values of the function if there are several, otherwise None."""
+        values = self._call_function(model)
+        if not isinstance(values, torch.Tensor) or values.numel() < 2:
             return None
-        return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)
+        return torch.view_as_real(values).reshape(-1) if values.is_complex() else values.reshape(-1)
 
     def _label(self, values: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Return arguments with the labels that their defaults have."""

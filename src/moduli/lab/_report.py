@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAP = 112
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c08a00", "#0b8f9c", "#c2255c", "#6b5b4d")
 SOLVED = 1e-3
-# Letters stay letters, and equal races give equal bytes.
+# Text stays text in the SVG, and a fixed salt makes equal races give equal bytes.
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "moduli", "font.size": 9.0, "axes.titleweight": "bold"}
 
 
@@ -56,7 +56,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
 
 
 def report(results: Results) -> str:
-    """The report of a race as one HTML page: script, style and data are inside, nothing is loaded from elsewhere.
+    """Return the report of a race as one HTML page: script, style and data are inside, nothing is loaded from elsewhere.
 
     Args:
         results: The race, finished or not.
@@ -73,12 +73,17 @@ def report(results: Results) -> str:
     header = results.header
     title = f"moduli race: {len(header['contenders'])} optimizers on {len(header['problems'])} problems"
     parts |= {"title": html.escape(title), "data": data}
-    # In one pass: what is put in is text, also if it looks like a place to fill.
+    # In one pass, so that placeholders in the inserted texts are not replaced.
     return re.sub(r"\{\{(title|css|data|js)\}\}", lambda mark: parts[mark[1]], parts["html"])
 
 
 def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict[str, Any]) -> str:
-    """The command that does the runs of one curve again.
+    """Return the command that does the runs of one curve again.
+
+    Args:
+        header: The header of the race.
+        problem: The problem's entry in the header.
+        contender: The contender's entry in the header.
 
     >>> command_for({"seeds": [0, 1], "budget": None, "seconds": 30.0, "threads": 1},
     ...             {"reference": "rosenbrock"}, {"source": "Adam | LR(0.01)"})
@@ -96,21 +101,21 @@ def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict
 
 
 def report_data(results: Results) -> dict[str, Any]:
-    """Everything that is drawn of a race; contenders are series, by number. Of a tuned race, curves are of the best settings."""
+    """Return the data of the report for JSON; contenders are numbered series. A tuned race has the curves of the best settings."""
     whole, results = results, choose_winners(results)
     header, rows = results.header, summary(results)
     series = {contender["source"]: number for number, contender in enumerate(header["contenders"])}
-    courses = {problem["name"]: problem for problem in header["problems"]}
+    problems = {problem["name"]: problem for problem in header["problems"]}
     keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback", "chain")
     for row in rows:
-        row["command"] = command_for(header, courses[row["problem"]], row)
+        row["command"] = command_for(header, problems[row["problem"]], row)
         row["series"] = series[row["source"]]
         runs = [run for run in results.runs if (run["problem"], run["source"]) == (row["problem"], row["source"])]
         row["details"] = [{key: run[key] for key in keys if key in run} for run in runs]
-    told = ("started", "versions", "machine", "seeds", "budget", "seconds", "threads", "contenders")
+    header_keys = ("started", "versions", "machine", "seeds", "budget", "seconds", "threads", "contenders")
     return {
         "command": shlex.join(header["command"]),
-        **{key: header[key] for key in told},
+        **{key: header[key] for key in header_keys},
         "complete": whole.complete,
         "finished": len(whole.runs),
         "expected": len(whole.keys()),
@@ -118,7 +123,7 @@ def report_data(results: Results) -> dict[str, Any]:
         "tuning": _describe_tuning(whole, series) if whole.header.get("tune") else None,
         "problems": [
             {
-                **_problem(results, problem, series),
+                **_describe_curves(results, problem, series),
                 **dict(zip(("shift", "loss"), find_shift(whole, problem), strict=True)),
             }
             for problem in header["problems"]
@@ -129,7 +134,7 @@ def report_data(results: Results) -> dict[str, Any]:
 
 
 def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]:
-    """Return what is shown of the tuning: sensitivity by problem, what was chosen, and how much it helped."""
+    """Return the data of the tuning: sensitivity by problem, the chosen settings, and how much they helped."""
     names = [problem["name"] for problem in results.header["problems"]]
     lines = {name: sensitivity(results, name) for name in names}
     chosen: dict[tuple[str, str], list[str]] = {}
@@ -139,7 +144,8 @@ def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]
     return {
         "settings": results.header["tune"],
         "sensitivity": {
-            name: [{**line, "series": series[line["source"]]} for line in own] for name, own in lines.items()
+            name: [{**line, "series": series[line["source"]]} for line in problem_lines]
+            for name, problem_lines in lines.items()
         },
         "gains": [
             {**gain, "series": series[gain["source"]], "chosen": chosen.get((gain["problem"], gain["contender"]), [])}
@@ -148,19 +154,20 @@ def _describe_tuning(results: Results, series: dict[str, int]) -> dict[str, Any]
     }
 
 
-def _problem(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
-    found = curves(results, problem["name"])
-    for curve in found:
+def _describe_curves(results: Results, problem: dict[str, Any], series: dict[str, int]) -> dict[str, Any]:
+    """Return the data of one problem: its curves, and for a function of two numbers the map, paths and clouds."""
+    rows = curves(results, problem["name"])
+    for curve in rows:
         curve["series"] = series[curve["source"]]
     if not problem["window"]:
-        return {**problem, "curves": found}
+        return {**problem, "curves": rows}
     keys = product([problem["name"]], series, results.header["seeds"][:1])
     index = {Results.key(run): run for run in results.runs}
     runs = [(series[key[1]], index[key]) for key in keys if key in index]
     return {
         **problem,
-        "curves": found,
-        "map": _map(problem, results.problems.get(problem["name"])),
+        "curves": rows,
+        "map": _encode_map(problem, results.problems.get(problem["name"])),
         "paths": [{"series": number, "points": run["path"]} for number, run in runs if "path" in run],
         "clouds": [
             {"series": number, "generations": run["generations"], "frames": run["cloud"]}
@@ -170,24 +177,24 @@ def _problem(results: Results, problem: dict[str, Any], series: dict[str, int]) 
     }
 
 
-def _map(problem: dict[str, Any], course: Problem | None) -> dict[str, Any] | None:
-    """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen.
+def _encode_map(problem: dict[str, Any], function: Problem | None) -> dict[str, Any] | None:
+    """Return the function over its window as size x size bytes, row by row from the top, on a logarithmic scale.
 
     Args:
         problem: What the results say about it.
-        course: The problem itself, where it was raced on here. Otherwise only the names of the catalogue are looked up: a file
-            that results name is never run.
+        function: The problem itself, if the race ran in this process. Otherwise the problem is looked up by name, and None is
+            returned if no problem has it: a file that results name is never run.
     """
-    if course is None:
+    if function is None:
         try:
-            course = get(problem["reference"])
+            function = get(problem["reference"])
         except LookupError:
             return None
     x0, x1, y0, y1 = problem["window"]
     x = torch.linspace(x0, x1, MAP, dtype=torch.float64)
     y = torch.linspace(y1, y0, MAP, dtype=torch.float64)
     with torch.no_grad():
-        values = course.landscape(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
+        values = function.landscape(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
     gap = values - min(float(values.min()), math.inf if problem["optimum"] is None else problem["optimum"])
     height = torch.log(gap + 0.01 * gap.median() + 1e-12)
     height = (height - height.min()) / (height.max() - height.min())
@@ -212,10 +219,10 @@ def write_picture(results: Results, path: str | os.PathLike[str]) -> Path:
     from matplotlib import rc_context
 
     kind = Path(path).suffix.lstrip(".") or "svg"
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     with rc_context(STYLE):
-        picture(results).savefig(held, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return write_file(path, held.getvalue())
+        picture(results).savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return write_file(path, buffer.getvalue())
 
 
 def picture(results: Results) -> Figure:
@@ -248,10 +255,10 @@ def picture(results: Results) -> Figure:
     if flat:
         _draw_map(panels.pop(0), problem, styles)
     for curve in problem["curves"]:
-        found, style = curve["evaluations"], styles[curve["series"]]
-        median, lower, upper = (shift_values(found[key], problem, problem["shift"]) for key in QUARTILES)
-        panels[0].plot(found["x"], median, **style)
-        panels[0].fill_between(found["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
+        points, style = curve["evaluations"], styles[curve["series"]]
+        median, lower, upper = (shift_values(points[key], problem, problem["shift"]) for key in QUARTILES)
+        panels[0].plot(points["x"], median, **style)
+        panels[0].fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
     use_log_axes(panels[0])
     panels[0].set(xlabel="evaluations", title=f"{problem['name']}: {problem['loss']}")
     stairs = profiles(results, SOLVED)
@@ -272,10 +279,11 @@ def picture(results: Results) -> Figure:
 
 
 def _draw_map(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:
+    """Draw the map of a problem with the paths, clouds and minimisers; `styles` has the lines of the series."""
     window = x0, x1, y0, y1 = problem["window"]
     if problem["map"] is not None:
-        size, held = problem["map"]["size"], base64.b64decode(problem["map"]["bytes"])
-        heights = numpy.frombuffer(held, dtype=numpy.uint8).reshape(size, size)
+        size, data = problem["map"]["size"], base64.b64decode(problem["map"]["bytes"])
+        heights = numpy.frombuffer(data, dtype=numpy.uint8).reshape(size, size)
         bands = panel.contourf(heights[::-1] / 18, range(15), cmap="Blues_r", vmin=-4, vmax=17, extent=window)
         bands.set_rasterized(True)
     for path in problem["paths"]:

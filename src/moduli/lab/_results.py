@@ -3,8 +3,8 @@
 It has one line that says what is raced, then one line per finished run.
 
 A line is appended in one write when its run has ended, so whatever kills the race leaves all finished runs. A last line that
-was cut short is dropped when the file is next read. What many runs say together: medians and quartiles over seeds, and
-performance profiles over problems.
+was cut short is dropped when the file is next read. The statistics are medians and quartiles over seeds, and performance
+profiles over problems.
 
 Reference: Dolan and Moré, "Benchmarking optimization software with performance profiles", Mathematical Programming 91 (2002).
 """
@@ -45,7 +45,7 @@ TOLERANCES = (1e-1, 1e-3, 1e-6)
 QUARTILES = {"median": 0.5, "lower": 0.25, "upper": 0.75}
 POINTS = 90
 
-# What every reader of results relies on.
+# The keys that every header, and every run, must have.
 _HEADER = {
     "command", "started", "seeds", "budget", "seconds", "threads", "versions", "machine", "contenders", "problems",
 }  # fmt: skip
@@ -62,7 +62,7 @@ class ResultsError(ValueError):
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine.
+    """Return the versions and the machine, as the header of a race has them.
 
     >>> sorted(environment())
     ['machine', 'versions']
@@ -79,7 +79,7 @@ def environment() -> dict[str, Any]:
 
 @dataclass(repr=False)
 class Results:
-    """What a race is, and the runs that have finished.
+    """The header of a race, and the runs that have finished.
 
     Attributes:
         header: What is raced, by whom, how: everything needed to do it again, with versions and machine.
@@ -122,19 +122,20 @@ class Results:
 
     @staticmethod
     def key(run: dict[str, Any]) -> RunKey:
-        """What makes a run this run and no other: problem, contender and seed, and in a tuned race the number of the setting."""
+        """Return the unique key of a run: problem, contender and seed, and in a tuned race the number of the setting."""
         key = run["problem"], run["source"], run["seed"]
         return key if run.get("setting") is None else (*key, run["setting"])
 
     def keys(self) -> list[RunKey]:
-        """The keys of all runs that the race is made of, finished or not: each contender as it is written, then its settings."""
+        """Return the keys of all runs of the race, finished or not: each contender as it is written, then its settings."""
         header = self.header
         settings = header.get("settings") or [[]] * len(header["contenders"])
         keys: list[RunKey] = []
-        for problem, (contender, own) in product(header["problems"], zip(header["contenders"], settings, strict=True)):
+        pairs = list(zip(header["contenders"], settings, strict=True))
+        for problem, (contender, contender_settings) in product(header["problems"], pairs):
             key = problem["name"], contender["source"]
             keys += [(*key, seed) for seed in sorted(header["seeds"])]
-            keys += [(*key, setting["seed"], at) for at, setting in enumerate(own)]
+            keys += [(*key, setting["seed"], at) for at, setting in enumerate(contender_settings)]
         return keys
 
     @classmethod
@@ -156,7 +157,7 @@ class Results:
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                record = json.loads(line, parse_float=_finite, parse_constant=_finite)
+                record = json.loads(line, parse_float=_parse_finite, parse_constant=_parse_finite)
                 missing = (_HEADER if record["kind"] == "race" else _RUN) - record.keys()
                 if missing:
                     raise ValueError(f"it has no {min(missing)!r}")
@@ -180,7 +181,7 @@ class Results:
         return results
 
     def take(self, runs: Iterable[dict[str, Any]]) -> None:
-        """Hold those of these runs that the race is made of, in its order, whatever order they finished in."""
+        """Replace `runs` by those of these runs that belong to the race, in the order of `keys`."""
         index = {self.key(run): run for run in runs}
         self.runs = [index[key] for key in self.keys() if key in index]
 
@@ -190,18 +191,19 @@ class Results:
         return len(self.runs) == len(self.keys())
 
     def to_json(self) -> dict[str, Any]:
-        """One object with everything: the header, the runs, and the summary per problem and contender."""
+        """Return one object with the header, the runs, and the summary per problem and contender."""
         return {**self.header, "complete": self.complete, "runs": self.runs, "summary": summary(self)}
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
+    """Return a number of the file; raise ValueError if it is not finite."""
     if not math.isfinite(float(text)):
         raise ValueError(f"{text} is no finite number")
     return float(text)
 
 
 def flat_rows(results: Results) -> list[dict[str, Any]]:
-    """One row per run, made of numbers and texts only: for tables.
+    """Return one row per run, of numbers and texts only: for tables.
 
     >>> from moduli.lab import race
     >>> row = flat_rows(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=50, workers=0))[0]
@@ -244,10 +246,10 @@ def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
 
 
 def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> BinaryIO:
-    """Write the file of a race to the end of which finished runs are to be written, and open it.
+    """Write the file of a race, and open it so that finished runs can be appended.
 
     Args:
-        results: The race; with `resume` it takes the runs that the file has.
+        results: The race; with `resume` the runs of the file are added to it.
         path: The file.
         resume: Whether to keep what is there, if it is the same race.
     """
@@ -259,7 +261,7 @@ def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> 
                 fact = f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header.get(key)}"
                 raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
         results.take(old.runs)
-    # A new file takes the place of the old one only when all that is kept is on the disk.
+    # The old file is replaced only when the new one, with all of its runs, is on the disk.
     return write_file(path, b"".join(map(to_line, (header, *results.runs)))).open("ab", buffering=0)
 
 
@@ -271,26 +273,27 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
 
 
 def to_line(record: dict[str, Any]) -> bytes:
-    """A line of the file."""
+    """Return a record as a line of the file."""
     return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value that a part q of the values lie below, linear between two of them. Infinite values are allowed.
+    """Return the value below which a part q of the values lie, interpolated linearly. Infinite values are allowed.
 
     >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0, 4.0], 0.75), quantile([1.0, math.inf], 0.9)
     (2.0, 3.0, inf)
     """
     ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low, part = ordered[math.floor(place)], place - math.floor(place)
+    position = q * (len(ordered) - 1)
+    low, part = ordered[math.floor(position)], position - math.floor(position)
     if not part:
         return low
-    high = ordered[math.ceil(place)]
+    high = ordered[math.ceil(position)]
     return high if math.isinf(high) else low + part * (high - low)
 
 
-def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
+def _group_runs(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
+    """Yield each problem with each contender, and their runs."""
     for problem in results.header["problems"]:
         for contender in results.header["contenders"]:
             runs = [r for r in results.runs if (r["problem"], r["source"]) == (problem["name"], contender["source"])]
@@ -298,28 +301,29 @@ def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], 
 
 
 def read_final(run: dict[str, Any]) -> float:
+    """Return the final value of a run; infinity if it has none, crashed or was killed."""
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED)
     return math.inf if run["value"] is None or broken else float(run["value"])
 
 
 def _write_cell(value: Any) -> str:
-    """Return a text, or a number in four digits; "-" for what is not known."""
+    """Return a text, or a number in four digits; "-" for None."""
     return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
 def summary(results: Results) -> list[dict[str, Any]]:
-    """One row per problem and contender; in a tuned race, of the best settings, whose chains are under ``"chains"`` by seed.
+    """Return one row per problem and contender; in a tuned race of the best settings, with ``"chains"`` by seed.
 
     Returns:
         Rows with the median, the quartiles and the best of the final values, the medians of evaluations and seconds, how many
         runs reached the optimum or the target (None where neither is known) or failed, and how often each reason ended one.
     """
     rows = []
-    for problem, contender, runs in _groups(choose_winners(results)):
+    for problem, contender, runs in _group_runs(choose_winners(results)):
         if not runs:
             continue
         optimum = problem["optimum"] if problem.get("exact", True) else None
-        known = results.header.get("target") is not None or optimum is not None
+        has_goal = results.header.get("target") is not None or optimum is not None
         values = [read_final(run) for run in runs]
         reasons = Counter(run["reason"] for run in runs)
         seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
@@ -333,7 +337,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "best": drop_infinite(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
-                "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
+                "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if has_goal else None,
                 "failed": sum(RunReason(run["reason"]).failed for run in runs),
                 "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
                 **({"chains": {run["seed"]: run["chain"] for run in runs}} if "chain" in runs[0] else {}),
@@ -343,13 +347,14 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 
 def _find_best_at(history: list[list[Any]], column: int, x: float) -> float:
-    """The best value of a run when x evaluations, or seconds, had passed."""
-    place = bisect_right(history, x, key=lambda point: point[column])
-    value = history[place - 1][2] if place else None
+    """Return the best value of a run after x evaluations (column 0 of its history) or x seconds (column 1)."""
+    position = bisect_right(history, x, key=lambda point: point[column])
+    value = history[position - 1][2] if position else None
     return math.inf if value is None else float(value)
 
 
-def _grid(low: float, high: float, whole: bool) -> list[float]:
+def _make_grid(low: float, high: float, whole: bool) -> list[float]:
+    """Return points between two limits at equal ratios; with `whole` they are rounded to integers."""
     if high <= low:
         return [low]
     points = [low * (high / low) ** (i / (POINTS - 1)) for i in range(POINTS)]
@@ -357,7 +362,7 @@ def _grid(low: float, high: float, whole: bool) -> list[float]:
 
 
 def curves(results: Results, problem: str) -> list[dict[str, Any]]:
-    """For one problem, the median and the quartiles over seeds against evaluations and against seconds.
+    """Return, for one problem, the median and the quartiles over seeds against evaluations and against seconds.
 
     A run that has ended keeps its last value until the longest run of the same contender ends.
 
@@ -368,41 +373,48 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
     Returns:
         For each contender that ran, its label and, under ``"evaluations"`` and ``"seconds"``, lists x, median, lower, upper.
     """
-    found = []
-    for about, contender, runs in _groups(choose_winners(results)):
+    rows = []
+    for entry, contender, runs in _group_runs(choose_winners(results)):
         histories = [run["history"] for run in runs if len(run["history"]) > 1]
-        if about["name"] != problem or not histories:
+        if entry["name"] != problem or not histories:
             continue
         curve: dict[str, Any] = {"label": contender["label"], "source": contender["source"], "seeds": len(histories)}
         for key, column in (("evaluations", 0), ("seconds", 1)):
             high = max(history[-1][column] for history in histories)
             low = 1 if column == 0 else max(1e-5, min(history[1][1] for history in histories))
-            grid = _grid(low, high, column == 0)
+            grid = _make_grid(low, high, column == 0)
             levels = [[_find_best_at(history, column, x) for history in histories] for x in grid]
             curve[key] = {"x": [float(f"{x:.5g}") for x in grid]}
             for name, q in QUARTILES.items():
                 curve[key][name] = [drop_infinite(quantile(level, q)) for level in levels]
-        found.append(curve)
-    return found
+        rows.append(curve)
+    return rows
 
 
 def costs(results: Results, tolerance: float, by: str = "evaluations") -> dict[str, list[float]]:
-    """For each contender, over all problems and seeds, the cost until all but a part `tolerance` of the way was done.
+    """Return the costs until runs have reduced the loss by all but a part `tolerance` of the largest known reduction.
 
-    The cost is in evaluations, or in `by="seconds"` of the processor. The way is from the value at the start to the least known
-    value, the optimum or that of a run of this race; infinity where a run did not get there.
+    The largest known reduction is from the value at the start to the least known value: the optimum, or the best of this race.
+
+    Args:
+        results: The race; of a tuned race the best settings.
+        tolerance: The part of the reduction that may be missing.
+        by: What counts as cost, "evaluations" or "seconds" of the processor.
+
+    Returns:
+        For each contender, by its source, the costs over all problems and seeds; infinity for runs that did not get there.
     """
     results = choose_winners(results)
     table: dict[str, list[float]] = {contender["source"]: [] for contender in results.header["contenders"]}
-    known = {problem["name"]: [problem["optimum"]] for problem in results.header["problems"]}
+    values = {problem["name"]: [problem["optimum"]] for problem in results.header["problems"]}
     for run in results.runs:
-        known[run["problem"]].append(run["value"])
-    index, wanted = {Results.key(run): run["history"] for run in results.runs}, results.keys()
-    for problem, source, seed in wanted:
+        values[run["problem"]].append(run["value"])
+    index, keys = {Results.key(run): run["history"] for run in results.runs}, results.keys()
+    for problem, source, seed in keys:
         history = index.get((problem, source, seed), [])
         cost = None
         if history and history[0][2] is not None:
-            least = min((value for value in known[problem] if value is not None), default=0.0)
+            least = min((value for value in values[problem] if value is not None), default=0.0)
             goal = least + tolerance * (history[0][2] - least)
             cost = find_cost(history, goal, by)
         table[source].append(math.inf if cost is None else cost)
@@ -410,11 +422,11 @@ def costs(results: Results, tolerance: float, by: str = "evaluations") -> dict[s
 
 
 def profiles(results: Results, tolerance: float, by: str = "evaluations") -> list[dict[str, Any]]:
-    """Performance profiles: for each contender, the part of problems that it solved within r times the best contender's cost.
+    """Return performance profiles: the part of problems that a contender solved within r times the best contender's cost.
 
     Args:
         results: The race.
-        tolerance: When a problem counts as solved: all but this part of the way from the start to the least known value.
+        tolerance: The part of the reduction of the loss that may be missing when a problem counts as solved; see `costs`.
         by: What counts as cost, "evaluations" or "seconds".
 
     Returns:
@@ -423,7 +435,7 @@ def profiles(results: Results, tolerance: float, by: str = "evaluations") -> lis
     table = costs(results, tolerance, by)
     columns = list(zip(*table.values(), strict=True))
     best = [min(column) for column in columns]
-    found = []
+    rows = []
     for contender in results.header["contenders"]:
         pairs = zip(table[contender["source"]], best, strict=True)
         ratios = sorted(cost / least for cost, least in pairs if math.isfinite(cost))
@@ -433,5 +445,5 @@ def profiles(results: Results, tolerance: float, by: str = "evaluations") -> lis
                 x.append(ratio)
                 y.append(y[-1])
             y[-1] = count / len(best)
-        found.append({"label": contender["label"], "source": contender["source"], "x": x, "y": y})
-    return found
+        rows.append({"label": contender["label"], "source": contender["source"], "x": x, "y": y})
+    return rows

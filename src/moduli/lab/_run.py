@@ -22,15 +22,15 @@ from .problems import Problem
 PATH_POINTS = 240
 CLOUD_FRAMES = 48
 CLOUD_MEMBERS = 64
-# A step that evaluates nothing changes nothing that counts: an optimizer that does this many has finished.
+# An optimizer has finished when this many of its steps in a row evaluated nothing.
 IDLE = 8
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
-# Of noisy problems, whose value costs many losses to measure.
+# The same factor for noisy problems, whose value takes many evaluations to measure.
 MEASURED_SPACING = 1.1
-# A line search may step where the loss is not a number and come back. This many in a row is no line search.
+# A line search recovers from a few losses that are not finite. This many in a row end the run.
 LOST = 40
-# A run that waits for something else than the processor, such as other processes, ends after so many times its seconds.
+# A run that mostly waits, such as for other processes, ends after this many times its seconds on the wall clock.
 WAITING = 20
 
 
@@ -54,11 +54,11 @@ def run(
         seed: Chooses the starting point, the batches and the contender's own randomness.
         budget: How many evaluations of the loss there are; those of a population count once per member.
         seconds: How long it may take.
-        target: End when the value is as small as this; without it, within the tolerance of an exact optimum.
+        target: End when the value is at most this; without it, within the tolerance of an exact optimum.
         progress: Called now and then with (evaluations, best value).
 
     Returns:
-        What happened, ready for JSON: the reason, the best value, counts, the history and, in the plane, the path.
+        The record for JSON: the reason, the best value, counts, the history and, for functions of two numbers, the path.
 
     >>> from moduli.lab import problems, contender
     >>> record = run(problems.get("sphere-10"), contender("torch.SGD(lr=0.1)"), 0, budget=200)
@@ -72,12 +72,12 @@ def run(
     frames: list[list[list[float]]] = []
     steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
 
-    def look() -> None:
-        """Where the members are in the plane, for the map of a report."""
+    def add_frame() -> None:
+        """Add the positions of the members in the plane to `frames`, for the map of a report."""
         if problem.window is not None and entrant is not None:
-            here = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
-            if entrant.population is not None or frames[-1:] != [here]:
-                frames.append(here)
+            positions = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            if entrant.population is not None or frames[-1:] != [positions]:
+                frames.append(positions)
 
     try:
         with meter.pause():
@@ -85,18 +85,18 @@ def run(
             first = problem.measure(model)
         entrant = contender.enter(model)
         try:
-            meter.value(first)
-            # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
-            look()
-            for _ in take_steps(problem, entrant, meter, torch.Generator().manual_seed(seed), look):
+            meter.take(first)
+            # A step of L-BFGS may be long, so its path includes each evaluation that was better than all before.
+            add_frame()
+            for _ in take_steps(problem, entrant, meter, torch.Generator().manual_seed(seed), add_frame):
                 steps += 1
                 with meter.pause():
-                    look()
+                    add_frame()
                     if problem.noisy and meter.due:
-                        meter.value(problem.measure(entrant.best()))
+                        meter.take(problem.measure(entrant.best()))
                 meter.check_budget()
-        except RunEnd as stop:
-            reason, detail = stop.reason, stop.detail
+        except RunEnd as end:
+            reason, detail = end.reason, end.detail
     except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
         detail = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))[-8000:]
@@ -107,7 +107,7 @@ def run(
         tracks["cloud"] = thin(frames, CLOUD_FRAMES)
         tracks["generations"] = thin(list(range(len(frames))), CLOUD_FRAMES)
     elif frames:
-        tracks["path"] = thin([here[0] for here in frames], PATH_POINTS)
+        tracks["path"] = thin([positions[0] for positions in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -124,7 +124,7 @@ def run(
 
 
 def find_target(problem: Problem, target: float | None) -> float | None:
-    """Return the value that ends a run: the one that is given, or that of an exact optimum with its tolerance; None if unknown."""
+    """Return the value that ends a run: `target`, or an exact optimum plus its tolerance; None if unknown."""
     if target is None and problem.optimum is not None and problem.exact:
         return problem.optimum + problem.tolerance
     return target
@@ -150,14 +150,14 @@ def take_steps(
     better: Callable[[], None] = lambda: None,
     watch: Callable[[float], None] = lambda loss: None,
 ) -> Iterator[Any]:
-    """Take steps, and give what each returns, until the contender stops by itself or leaves the numbers: a `RunEnd`.
+    """Take steps and yield the result of each; raise RunEnd when the contender stops, or a parameter is not finite.
 
     Args:
-        problem: What is evaluated.
-        entrant: Who evaluates it.
-        meter: What counts it.
-        generator: What batches and noise are drawn from.
-        better: Called after an evaluation of a model that is the best so far, while it stands there.
+        problem: The problem.
+        entrant: The contender with its model.
+        meter: Counts the evaluations.
+        generator: The generator of batches and noise.
+        better: Called after an evaluation of a model that is the best so far, while the model has these parameters.
         watch: Called with the loss after an evaluation of a model with its gradient, which its parameters have.
     """
     model, population = entrant.model, entrant.population
@@ -185,21 +185,21 @@ def take_steps(
             if value < meter.best and population is None:
                 better()
             if not problem.noisy:
-                meter.value(value)
+                meter.take(value)
         return loss
 
-    # The same function at every step: a line search may hand on the point that it accepted.
+    # `fixed` says that the loss is the same function at every step, so a line search may reuse the point that it accepted.
     closure.fixed = not problem.noisy  # type: ignore[attr-defined]
     idle = 0
     while True:
         with meter.pause():
             problem.resample(generator)
         before = meter.evaluations
-        found = entrant.optimizer.step(closure)
+        result = entrant.optimizer.step(closure)
         with meter.pause():
             if not entrant.finite():
                 raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
-        yield found
+        yield result
         idle = idle + 1 if meter.evaluations == before else 0
         if entrant.finished:
             raise RunEnd(RunReason.STOPPED, entrant.finished)
@@ -208,16 +208,16 @@ def take_steps(
 
 
 def round_values(values: torch.Tensor) -> list[float]:
-    """Return numbers as a report has them, with zero in the place of what is not finite."""
+    """Return numbers with five digits, as a report has them, and zero in place of those that are not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else 0.0 for value in values.tolist()]
 
 
 def thin(items: list[Any], most: int) -> list[Any]:
-    """At most so many, the first and the last among them, closer together at the beginning where more happens."""
+    """Return at most `most` items, including the first and the last, denser at the beginning, where more changes."""
     if len(items) <= most:
         return items
-    places = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
-    return [items[place] for place in places]
+    indices = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
+    return [items[index] for index in indices]
 
 
 class RunReason(StrEnum):
@@ -242,21 +242,21 @@ class RunReason(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Whether the run has no result that could be compared: it broke, or left the numbers."""
+        """Whether the run has no result to compare: it diverged, crashed, hung or was killed."""
         return self in (RunReason.DIVERGED, RunReason.CRASHED, RunReason.HUNG, RunReason.KILLED)
 
     @property
     def success(self) -> bool:
-        """Whether the model is what was asked for, or can become it by going on."""
+        """Whether the run did not fail; it may have ended before it converged."""
         return not self.failed
 
 
 Ended = RunReason
-"""Why a fit ended: fits have no reasons of their own."""
+"""Why a fit ended: fits have the same reasons as runs."""
 
 
 class RunEnd(BaseException):
-    """Raised out of a closure to end the run. No error, so that no `except Exception` in an optimizer swallows it."""
+    """Raised in a closure to end the run. A BaseException, so that no `except Exception` in an optimizer catches it."""
 
     def __init__(self, reason: RunReason, detail: str = "") -> None:
         super().__init__(str(reason))
@@ -269,14 +269,14 @@ def read_clock() -> float:
 
 
 class Meter:
-    """Counts evaluations, keeps the best value against evaluations and seconds, and ends the run when it is time.
+    """A counter of evaluations; it records the best value against evaluations and seconds, and raises RunEnd at a limit.
 
     Args:
         budget: How many evaluations there are.
         seconds: How many seconds of the processor there are; as a run that waits uses none, it also ends after `WAITING` times
             as many on the wall clock.
         target: The run ends when a value is as small as this.
-        reached: The reason that it then ends for.
+        reached: The reason for which it then ends.
         spacing: Points of the history are this factor of evaluations apart.
         progress: Called now and then with (evaluations, best value).
     """
@@ -294,16 +294,16 @@ class Meter:
         self.digest = hashlib.blake2b(digest_size=16)
         self.next = 0.0
         self.paused = 0.0
-        self.began, self.told = read_clock(), time.perf_counter()
-        self.end = self.told + WAITING * seconds
+        self.began, self.last_report = read_clock(), time.perf_counter()
+        self.end = self.last_report + WAITING * seconds
 
     def seconds(self) -> float:
-        """Seconds of the run, without those of the bookkeeping."""
+        """Return the seconds of the run, without those spent in `pause`."""
         return read_clock() - self.began - self.paused
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Within this, time does not count."""
+        """Exclude the time of the block from the seconds of the run."""
         began = read_clock()
         try:
             yield
@@ -311,7 +311,7 @@ class Meter:
             self.paused += read_clock() - began
 
     def check_budget(self) -> None:
-        """Before an evaluation: is there anything left to spend?"""
+        """Raise RunEnd if the budget or the time is spent; called before each evaluation."""
         if self.evaluations >= self.budget:
             raise RunEnd(RunReason.BUDGET)
         if self.seconds() > self.limit:
@@ -320,7 +320,7 @@ class Meter:
             raise RunEnd(RunReason.TIME, f"{WAITING} times {self.limit:g} seconds passed, most of them in waiting")
 
     def record_losses(self, losses: torch.Tensor, backward: bool) -> float:
-        """Count an evaluation of all members; the least loss. They are part of the digest, which is equal for equal runs."""
+        """Count an evaluation of all members, add the losses to the digest of the run, and return the least of them."""
         self.evaluations += len(losses)
         self.gradients += len(losses) * backward
         self.digest.update(losses.double().cpu().numpy().tobytes())
@@ -330,8 +330,8 @@ class Meter:
             raise RunEnd(RunReason.DIVERGED, f"the loss was not finite in {LOST} evaluations in a row")
         return least
 
-    def value(self, value: float) -> None:
-        """The value the run is judged by, now."""
+    def take(self, value: float) -> None:
+        """Take the present value that the run is judged by; raise RunEnd if it reaches the target."""
         self.best = min(self.best, value)
         reached = self.target is not None and self.best <= self.target
         if reached or self.due:
@@ -341,18 +341,18 @@ class Meter:
 
     @property
     def due(self) -> bool:
-        """Whether the history wants a point: what is costly to measure is measured only then."""
+        """Whether the next point of the history is due; a value that is costly to measure is measured only then."""
         return self.evaluations >= self.next
 
     def record(self) -> None:
-        """Put a point into the history."""
+        """Add a point to the history."""
         self.history[self.evaluations] = round(self.seconds(), 6), self.best
         self.next = max(self.evaluations + 1, self.evaluations * self.spacing)
-        if self.progress is not None and time.perf_counter() - self.told > 0.2:
-            self.told = time.perf_counter()
+        if self.progress is not None and time.perf_counter() - self.last_report > 0.2:
+            self.last_report = time.perf_counter()
             self.progress(self.evaluations, self.best)
 
 
 def drop_infinite(value: float) -> float | None:
-    """A number as JSON has it: None in the place of what is not finite."""
+    """Return a number for JSON: None if it is not finite."""
     return value if math.isfinite(value) else None

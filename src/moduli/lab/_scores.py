@@ -1,4 +1,4 @@
-"""How good a run is, and which of a study's settings is the best."""
+"""Scores of runs, by which the best setting of a study is chosen."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ._results import Results
 
 GOAL = 0.05
-"""A run has solved its problem when all but this part of the way from its start to the least known value is done."""
+"""A run has solved its problem when all but this part of the reduction from its start to the least known value is done."""
 UNSOLVED = 1e12
-"""The score from which on a run has not come to its goal."""
+"""Runs that did not reach their goal have at least this score."""
 
 
 def find_goals(results: Results, tolerance: float = GOAL) -> dict[str, float]:
-    """Return the value to which runs on each problem have to come: the target of the race, or by the least known value.
+    """Return the value that runs on each problem must reach: the target of the race, or one near the least known value.
 
     Args:
         results: The race.
-        tolerance: The part of the way from the median start to the least known value that may be missing.
+        tolerance: The part of the reduction from the median start to the least known value that may be missing.
     """
     target = results.header.get("target")
     goals = {}
@@ -42,7 +42,7 @@ def find_goals(results: Results, tolerance: float = GOAL) -> dict[str, float]:
 
 
 def find_shift(results: Results, problem: Mapping[str, Any]) -> tuple[float, str]:
-    """Return what is subtracted from values where they are drawn on a logarithmic axis, and what the differences are called.
+    """Return the number to subtract from values on a logarithmic axis, and the label of the differences.
 
     It is the optimum, if it is known; else zero, or the least value of the race if that is not above zero.
 
@@ -58,12 +58,12 @@ def find_shift(results: Results, problem: Mapping[str, Any]) -> tuple[float, str
 
 
 def shift_values(values: Iterable[float | None], problem: Mapping[str, Any], shift: float) -> list[float]:
-    """Return values less a shift, NaN where a logarithmic axis has no place for them.
+    """Return values minus a shift; NaN for those that a logarithmic axis can't have.
 
     Args:
         values: The values.
         problem: Their problem. Above a known optimum they are at least 1e-16, since differences below are rounding.
-        shift: What `find_shift` returned.
+        shift: The number from `find_shift`.
     """
     least = 1e-16 if problem["exact"] and problem["optimum"] is not None else 0.0
     shifted = [math.nan if value is None else max(value - shift, least) for value in values]
@@ -71,11 +71,11 @@ def shift_values(values: Iterable[float | None], problem: Mapping[str, Any], shi
 
 
 def find_cost(history: list[list[Any]], goal: float, by: str) -> float | None:
-    """Return the evaluations, or the seconds, until a run came to its goal; None if it did not.
+    """Return the evaluations, or the seconds, until a run reached its goal; None if it did not.
 
     Args:
         history: The evaluations, seconds and best value of the run at some points.
-        goal: The value that it had to come to.
+        goal: The value that it must reach.
         by: "evaluations" or "seconds".
     """
     if by not in ("evaluations", "seconds"):
@@ -87,11 +87,11 @@ def find_cost(history: list[list[Any]], goal: float, by: str) -> float | None:
 
 
 def score_run(run: dict[str, Any], goal: float, by: str = "evaluations") -> float:
-    """Return what a run took until it came to its goal; for one that did not, more than that of any that did.
+    """Return the cost of a run until it reached its goal; for one that did not, a score above that of all that did.
 
     Args:
         run: The record of a run.
-        goal: The value that it had to come to.
+        goal: The value that it must reach.
         by: What counts, "evaluations" or "seconds" of the processor.
     """
     broken = RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED, RunReason.HUNG)
@@ -106,7 +106,7 @@ def score_run(run: dict[str, Any], goal: float, by: str = "evaluations") -> floa
 
 
 def choose_winners(results: Results) -> Results:
-    """Return the race of the best setting of each study; a race that was not tuned, as it is.
+    """Return the race of the best setting of each study; a race that was not tuned is returned unmodified.
 
     Args:
         results: The race.

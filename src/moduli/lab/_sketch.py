@@ -20,7 +20,7 @@ _INK: Final = "var(--soft,currentColor)"
 
 
 class SketchSeries(NamedTuple):
-    """One thing that is drawn: `low` and `high` are equal for lines and points without errors."""
+    """A line, points or a band; `low` and `high` are equal for lines and for points without errors."""
 
     kind: Literal["line", "points", "band"]
     x: list[float]
@@ -160,7 +160,7 @@ class Sketch:
 
 
 class SketchScale(NamedTuple):
-    """One axis: from which value to which, and from which pixel to which."""
+    """An axis, which maps the values from `first` to `last` to the pixels from `start` to `end`."""
 
     first: float
     last: float
@@ -190,7 +190,7 @@ class SketchScale(NamedTuple):
 
 
 def _read_numbers(values: Any) -> list[float]:
-    """Return numbers as a flat list, whatever holds them."""
+    """Return the numbers of a tensor, an array or nested sequences as a flat list."""
     rows = values.tolist() if hasattr(values, "tolist") else list(values)
     numbers: list[float] = []
     for row in rows if isinstance(rows, list) else [rows]:
@@ -207,11 +207,13 @@ def _pad_range(values: list[float], log: bool, share: float) -> tuple[float, flo
 
 
 def _widen(ends: tuple[float, float], span: float) -> tuple[float, float]:
+    """Return a range of width `span` with the same middle."""
     middle = (ends[0] + ends[1]) / 2
     return middle - span / 2, middle + span / 2
 
 
 def _draw_axes(horizontal: SketchScale, vertical: SketchScale, box: tuple[float, float, float, float]) -> list[str]:
+    """Return the grid and the numbers of two axes; the box has the pixels left, right, bottom, top."""
     left, right, bottom, top = box
     style = f"stroke:{_INK};opacity:.22"
     parts = []
@@ -227,6 +229,7 @@ def _draw_axes(horizontal: SketchScale, vertical: SketchScale, box: tuple[float,
 
 
 def _write_text(x: float, y: float, text: str, anchor: str, transform: str = "") -> str:
+    """Return a text element at pixel x, y; anchor and transform are the attributes of SVG."""
     moved = f' transform="{transform}"' if transform else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{moved} style="fill:{_INK}">{escape(text)}</text>'
 
@@ -239,6 +242,7 @@ def _choose_colour(number: int) -> str:
 def _draw_series(
     series: SketchSeries, number: int, place_x: Callable[[float], float], place_y: Callable[[float], float]
 ) -> list[str]:
+    """Return the SVG elements of a series, in the colour of its number; the functions map values to pixels."""
     colour = _choose_colour(number)
     x, low, high = [list(map(place_x, series.x)), *(list(map(place_y, side)) for side in (series.low, series.high))]
     rows = list(zip(x, low, high, strict=True))
@@ -261,7 +265,7 @@ def _draw_series(
 
 
 def _split_finite(rows: list[tuple[float, float, float]]) -> list[list[tuple[float, float, float]]]:
-    """Return the rows in runs of finite numbers."""
+    """Split the rows where a number is not finite, and return the parts without those rows."""
     runs: list[list[tuple[float, float, float]]] = [[]]
     for row in rows:
         if all(map(math.isfinite, row)):
@@ -276,7 +280,7 @@ def _join(points: list[tuple[float, float]]) -> str:
 
 
 def _arrange_legend(labels: list[str]) -> list[list[tuple[int, float]]]:
-    """Return rows of the numbers of labels with their places, as many in a row as there is room for."""
+    """Return the rows of the legend: pairs of the number of a label and its pixel, as many in a row as fit."""
     rows: list[list[tuple[int, float]]] = []
     x = WIDTH
     for number, label in enumerate(labels):
@@ -292,7 +296,7 @@ def _arrange_legend(labels: list[str]) -> list[list[tuple[int, float]]]:
 
 
 def _draw_key(series: SketchSeries, number: int, x: float, y: float) -> str:
-    """Return a mark and the label of a series."""
+    """Return the entry of a series in the legend, a mark and its label, at pixel x, y."""
     sample = SketchSeries(series.kind, [x, x + 16], [y + 3, y + 3], [y - 3, y - 3], "", series.dashed)
     if series.kind == "points":
         sample = SketchSeries("points", [x + 8], [y], [y], "")

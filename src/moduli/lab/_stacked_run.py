@@ -1,8 +1,8 @@
 """Many runs at once: contenders that differ in numbers only, as the members of one population.
 
 Each member has its own start, its own numbers and, by its seed, its own batches. The records are those of separate runs to
-rounding. That is checked before the first step: two members take a few steps alone, and unless the population goes where they
-went, the runs are done one by one.
+rounding. That is checked: two members take a few steps alone first, and unless the population has the same losses in these
+steps, the runs are done one by one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ._tuning import map_numbers
 from .catalogue import make_links
 from .problems import Problem, SampledProblem
 
-# Steps that are compared with those of separate runs, and how far losses may be apart.
+# How many steps are compared with those of separate runs, and the relative tolerances of their losses.
 CHECKED_STEPS = 3
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
@@ -59,14 +59,14 @@ def run_stacked(
     target: float | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Do runs together, as `run` does each.
+    """Do several runs as members of one population, with the records of separate calls of `run`.
 
     Args:
         problem: The problem.
         contenders: Chains that differ in numbers only, one for each run.
         seeds: The seed of each run.
         budget: How many evaluations each run has.
-        seconds: How long each may take: together they may take as many times that.
+        seconds: How long each run may take; the population may take this times the number of runs.
         target: As for `run`.
         progress: Called now and then with (evaluations, best value).
 
@@ -77,8 +77,8 @@ def run_stacked(
         CannotStackError: If the runs can't be members of a population; nothing is known of them then.
 
     >>> from moduli.lab import contender, problems
-    >>> field = [contender("Adam | LR(0.1)"), contender("Adam | LR(0.2)")]
-    >>> [run["reason"] for run in run_stacked(problems.get("rosenbrock"), field, [0, 0], budget=20)]
+    >>> contenders = [contender("Adam | LR(0.1)"), contender("Adam | LR(0.2)")]
+    >>> [run["reason"] for run in run_stacked(problems.get("rosenbrock"), contenders, [0, 0], budget=20)]
     ['budget spent', 'budget spent']
     """
     chain = _stack_chains(contenders)
@@ -103,6 +103,11 @@ def run_stacked(
 
 
 def _stack_chains(contenders: Sequence[Contender]) -> ParsedChain:
+    """Return one chain in which a number that differs is a tensor with an entry per contender.
+
+    Raises:
+        CannotStackError: If a contender is no chain, or the chains differ in more than numbers.
+    """
     if not all(each.is_chain for each in contenders):
         raise CannotStackError("a function of a model makes an optimizer for one model")
     chains = [parse(each.source) for each in contenders]
@@ -138,7 +143,7 @@ def _take_first_losses(problem: Problem, contender: Contender, seed: int) -> lis
 
 
 class _MemberMeter:
-    """Counts for all members what `Meter` counts for one run."""
+    """A meter of all members, which counts for each what `Meter` counts for one run."""
 
     def __init__(
         self,
@@ -164,7 +169,7 @@ class _MemberMeter:
 
     @contextlib.contextmanager
     def pause(self) -> Any:
-        """Within this, time does not count."""
+        """Exclude the time of the block from the seconds of the runs."""
         began = read_clock()
         try:
             yield
@@ -172,11 +177,17 @@ class _MemberMeter:
             self.paused += read_clock() - began
 
     def share(self) -> float:
-        """The seconds of each run."""
+        """Return the seconds of each run: those of the population divided by its size."""
         return (read_clock() - self.began - self.paused) / self.size
 
     def end(self, members: torch.Tensor, reason: RunReason, detail: str = "") -> None:
-        """End the runs of these members that have not ended."""
+        """Store how the runs of some members ended.
+
+        Args:
+            members: Which members, as a boolean for each; those that have ended before are not changed.
+            reason: Why they end.
+            detail: More about it.
+        """
         for member in (members & self.alive).nonzero().flatten().tolist():
             self.ends[member] = {
                 "reason": str(reason),
@@ -189,17 +200,17 @@ class _MemberMeter:
         self.alive &= ~members
 
     def take(self, values: torch.Tensor) -> None:
-        """Take the values that runs are judged by, now."""
+        """Take the present values that the runs are judged by, and end those that reach the target."""
         better = self.alive & (values < self.best)
         self.best = torch.where(better, values, self.best)
-        done = self.alive & (self.best <= self.target) if self.target is not None else torch.zeros_like(self.alive)
-        if bool(done.any()) or self.evaluations >= self.next:
+        at_target = self.alive & (self.best <= self.target) if self.target is not None else torch.zeros_like(self.alive)
+        if bool(at_target.any()) or self.evaluations >= self.next:
             self.record()
-        if bool(done.any()):
-            self.end(done, self.reached)
+        if bool(at_target.any()):
+            self.end(at_target, self.reached)
 
     def record(self) -> None:
-        """Put a point into the history of all members."""
+        """Add a point to the history of all members."""
         self.history.append((self.evaluations, round(self.share(), 6), self.best.tolist()))
         self.next = max(self.evaluations + 1, self.evaluations * self.spacing)
         if self.progress is not None:
@@ -231,7 +242,7 @@ class _StackedRuns:
         meter = self.meter
         with meter.pause():
             meter.take(self.measure())
-            self.look()
+            self.add_frame()
         idle = 0
         while bool(meter.alive.any()):
             with meter.pause():
@@ -241,7 +252,7 @@ class _StackedRuns:
             if not bool(meter.alive.any()):
                 break
             with meter.pause():
-                self.look_after_step(meter.evaluations - before)
+                self.finish_step(meter.evaluations - before)
             idle = idle + 1 if meter.evaluations == before else 0
             if idle >= IDLE:
                 meter.end(meter.alive.clone(), RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
@@ -253,18 +264,18 @@ class _StackedRuns:
         if meter.history[-1][0] != meter.evaluations:
             meter.record()
 
-    def look_after_step(self, evaluations: int) -> None:
-        """Note where the members are, and end the runs of those that have left the numbers."""
+    def finish_step(self, evaluations: int) -> None:
+        """Count a step, record the members' positions, and end the runs of those with a parameter that is not finite."""
         meter = self.meter
         if evaluations != 1 or getattr(self.optimizer, "should_terminate", False):
             raise CannotStackError("a step is not one evaluation of all members, or a link ends the chain")
-        # A sum is finite unless a number is not, or is so large that the next step would not be.
+        # A finite sum shows that all parameters are finite. Otherwise each is checked, because a sum may also overflow.
         finite = self.population.matrix.detach().sum(-1).isfinite()
         if not bool(finite.all()):
             finite = self.population.matrix.isfinite().all(-1)
             meter.end(~finite, RunReason.DIVERGED, "a parameter is no longer a finite number")
         meter.steps += 1
-        self.look()
+        self.add_frame()
         if self.problem.noisy and meter.evaluations >= meter.next:
             meter.take(self.measure())
 
@@ -275,13 +286,13 @@ class _StackedRuns:
             for generator in self.generators.values():
                 problem.resample(generator)
             return
-        drawn = {}
+        samples = {}
         for seed, generator in self.generators.items():
             problem.resample(generator)
             if problem.sample is None:
                 raise CannotStackError(f"{problem.name} draws no sample that runs could have each their own of")
-            drawn[seed] = problem.sample
-        self.samples = torch.stack([drawn[seed] for seed in self.seeds]) if len(drawn) > 1 else None
+            samples[seed] = problem.sample
+        self.samples = torch.stack([samples[seed] for seed in self.seeds]) if len(samples) > 1 else None
 
     def closure(self, backward: bool = True) -> torch.Tensor:
         """Return the losses of all members, each with its own batch."""
@@ -301,16 +312,17 @@ class _StackedRuns:
         return losses
 
     def _count(self, losses: torch.Tensor) -> None:
+        """Count an evaluation, compare the first losses with those of separate runs, and end runs that diverged."""
         meter = self.meter
         meter.evaluations += 1
         values = losses.double().cpu()
         meter.losses.append(values)
         if len(meter.losses) <= CHECKED_STEPS:
-            close = TOLERANCES.get(losses.dtype, 1e-2)
+            tolerance = TOLERANCES.get(losses.dtype, 1e-2)
             for member, expected in self.expected.items():
-                here, alone = float(values[member]), expected[len(meter.losses) - 1]
-                if not (math.isclose(here, alone, rel_tol=close, abs_tol=1e-12) or here == alone):
-                    fact = f"member {member} has the loss {here:.6g} after {len(meter.losses) - 1} steps, alone {alone:.6g}"
+                loss, separate_loss = float(values[member]), expected[len(meter.losses) - 1]
+                if not (math.isclose(loss, separate_loss, rel_tol=tolerance, abs_tol=1e-12) or loss == separate_loss):
+                    fact = f"member {member} has the loss {loss:.6g} after {len(meter.losses) - 1} steps, alone {separate_loss:.6g}"
                     raise CannotStackError(fact)
         finite = values.isfinite()
         meter.lost = torch.where(finite, 0, meter.lost + 1)
@@ -319,10 +331,10 @@ class _StackedRuns:
             meter.take(torch.where(values.isnan(), math.inf, values))
 
     def measure(self) -> torch.Tensor:
-        """Return the value that each run is judged by."""
+        """Return the values that the runs are judged by, one for each member."""
         problem, population = self.problem, self.population
-        whole = isinstance(problem, SampledProblem) and type(problem).measure is SampledProblem.measure
-        if whole or type(problem).measure is Problem.measure:
+        has_default_measure = isinstance(problem, SampledProblem) and type(problem).measure is SampledProblem.measure
+        if has_default_measure or type(problem).measure is Problem.measure:
             with torch.no_grad():
                 values = population.losses(
                     (lambda net: problem.loss_of(net, None)) if isinstance(problem, SampledProblem) else problem.loss
@@ -332,8 +344,8 @@ class _StackedRuns:
         values = values.double().cpu()
         return torch.where(values.isnan(), math.inf, values)
 
-    def look(self) -> None:
-        """Note where the members are in the plane."""
+    def add_frame(self) -> None:
+        """Store the positions of the members in the plane."""
         if self.problem.window is not None:
             self.frames.append(self.population.matrix.detach().clone())
 

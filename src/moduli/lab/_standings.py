@@ -1,8 +1,8 @@
-"""What a race says, and how sure it is: the best setting of each study, ranks and profiles with intervals, ties, sensitivity.
+"""The results of a race with their uncertainty: best settings, ranks and profiles with intervals, ties, sensitivity.
 
-A **study** is a seed with its settings, and what counts of it is its best setting; of the studies, their median. A race that was
-not tuned has studies of one setting. The rules are those of AlgoPerf in small. A run is scored by the evaluations or seconds that
-it took to come to the goal of its problem; runs that did not get there come after all that did, in the order of how far they came.
+A **study** is a seed with its settings. It counts by its best setting, and a contender by the median of its studies. A race that
+was not tuned has studies of one setting. The rules follow AlgoPerf. A run is scored by the evaluations or seconds that it took to
+reach the goal of its problem; runs that did not reach it rank after all that did, by how much they reduced the loss.
 
 Intervals are those of a bootstrap: studies are drawn again with replacement, the same for all contenders because they share
 seeds, and within each its settings. The problems stay as they are. Two contenders are tied unless one has the better mean rank in
@@ -37,18 +37,18 @@ INTERVAL = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a contender stands over all problems.
+    """The rank and the profile of a contender over all problems.
 
     Attributes:
         contender: Its label.
         source: Its chain.
         rank: Its mean rank over problems; 1 is the best.
-        rank_interval: Where 95 % of the draws of the bootstrap put it.
+        rank_interval: The interval that 95 % of the draws of the bootstrap are in.
         solved: The part of problems that it solved within four times the cost of the best: its profile at tau = 4.
-        solved_interval: Likewise.
+        solved_interval: The interval of `solved`, from the same draws.
         profile: The mean of its profile from tau = 1 to 4, on a logarithmic axis: the score of AlgoPerf.
-        profile_interval: Likewise.
-        tied: The labels of contenders that it can't be told from.
+        profile_interval: The interval of `profile`, from the same draws.
+        tied: The labels of contenders that it is tied with.
     """
 
     contender: str
@@ -77,7 +77,7 @@ def _tabulate(results: Results, tolerance: float, by: str) -> Array:
     width = max(map(len, rows.values()), default=1)
     table = numpy.full((len(problems), len(sources), len(seeds), width), math.inf)
     for key, scores in rows.items():
-        # A contender with nothing to tune has fewer settings: each counts as often.
+        # A contender with nothing to tune has fewer settings: they are repeated, each as often.
         table[key] = [scores[at % len(scores)] for at in range(width)]
     return table
 
@@ -101,11 +101,11 @@ def _find_profiles(costs: Array, ratios: Array) -> Array:
 
 
 def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS, by: str = "evaluations") -> list[Standing]:
-    """Rank the contenders of a race, and say how sure that is.
+    """Rank the contenders of a race, with bootstrap intervals.
 
     Args:
         results: The race, tuned or not.
-        tolerance: When a problem counts as solved: all but this part of the way to the least known value is done.
+        tolerance: The part of the reduction to the least known value that may be missing when a problem counts as solved.
         draws: How many draws the bootstrap has.
         by: What a run is scored by: the "evaluations" until its problem is solved, or the "seconds" of the processor. Seconds
             of runs that were members of a population are their share, less than alone.
@@ -157,10 +157,12 @@ def standings(results: Results, tolerance: float = GOAL, draws: int = DRAWS, by:
 
 
 def _are_tied(a: Array, b: Array) -> bool:
+    """Whether neither of two contenders has the smaller rank in enough draws of the bootstrap."""
     return max(float((a < b).mean()), float((b < a).mean())) < INTERVAL[1]
 
 
 def _find_interval(values: Array) -> tuple[float, float]:
+    """Return the quantiles `INTERVAL` of the draws of a bootstrap."""
     low, high = numpy.quantile(values, INTERVAL)
     return round(float(low), 4), round(float(high), 4)
 
@@ -169,7 +171,7 @@ def _find_interval(values: Array) -> tuple[float, float]:
 
 
 def chosen_settings(results: Results) -> list[dict[str, Any]]:
-    """Return what tuning chose: one row for each problem, contender and study.
+    """Return the settings that tuning chose: one row for each problem, contender and study.
 
     Args:
         results: A tuned race.

@@ -68,6 +68,7 @@ def summary_table(results: Results, form: str = "md") -> str:
 
 
 def _list_rows(results: Results) -> list[dict[str, Any]]:
+    """Return the rows of `summary` with the interval of each value, and whether it is tied with the best of its problem."""
     winners = choose_winners(results)
     values: dict[tuple[str, str], list[float]] = {}
     for run in winners.runs:
@@ -79,14 +80,14 @@ def _list_rows(results: Results) -> list[dict[str, Any]]:
     for row in rows:
         solved = row["reached"]
         row["solved"] = "" if solved is None else solved
-        rivals = [each for each in rows if each["problem"] == row["problem"] and each["value"] is not None]
-        best = min(rivals, key=lambda each: each["value"], default=None)
+        rows_of_problem = [each for each in rows if each["problem"] == row["problem"] and each["value"] is not None]
+        best = min(rows_of_problem, key=lambda each: each["value"], default=None)
         row["best"] = best is not None and row["value"] is not None and _overlap(row, best)
     return rows
 
 
 def _overlap(row: dict[str, Any], best: dict[str, Any]) -> bool:
-    """Whether a value can't be told from the best one."""
+    """Whether the interval of a value overlaps that of the best one."""
     return row is best or (row["low"] is not None and best["high"] is not None and row["low"] <= best["high"])
 
 
@@ -100,6 +101,8 @@ def _find_interval(values: list[float]) -> tuple[float | None, float | None]:
 
 
 def _format_cells(row: dict[str, Any], form: str) -> list[str]:
+    """Return the texts of a row in Markdown or LaTeX."""
+
     def show(value: float | None, digits: int = 4) -> str:
         return "-" if value is None else f"{value:.{digits}g}"
 
@@ -117,7 +120,7 @@ def _format_cells(row: dict[str, Any], form: str) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Return text with what means something in LaTeX escaped."""
+    """Return text in which the special characters of LaTeX are escaped."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     special |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
@@ -163,8 +166,8 @@ def write_curves(results: Results, path: str | os.PathLike[str]) -> Path:
 def load(path: str | os.PathLike[str] | Results) -> Tensor:
     """Return the learning curves of a race as one labelled tensor over problem, contender, seed and evaluation.
 
-    An entry is the best value of the run when so many evaluations had been made; NaN where it had none that is finite, or has not
-    been done. A run that ended keeps its last value. Evaluations are those of a grid that all runs share, even in the logarithm.
+    An entry is the best value of the run after that many evaluations; NaN where it had none that is finite, or has not been done. A
+    run that ended keeps its last value. All runs have the same grid of evaluations, uniform in the logarithm.
 
     Args:
         path: The file of the race, or results; of a tuned race the best setting of each study counts.
@@ -202,7 +205,7 @@ def load(path: str | os.PathLike[str] | Results) -> Tensor:
 
 
 def _find_value(history: list[list[Any]], count: int) -> float:
-    """Return the best value when so many evaluations had been made, or NaN."""
-    place = bisect_right(history, count, key=lambda point: point[0])
-    value = history[place - 1][2] if place else None
+    """Return the best value after `count` evaluations, or NaN."""
+    position = bisect_right(history, count, key=lambda point: point[0])
+    value = history[position - 1][2] if position else None
     return math.nan if value is None else float(value)

@@ -68,7 +68,7 @@ def read_program(name: str) -> str:
 def run_program(name: str) -> TourStop:
     """Run one program of the tour in this process, and return what it printed and drew.
 
-    Torch's random state and number of threads are afterwards what they were.
+    Torch's random state and number of threads are restored afterwards.
 
     Args:
         name: One of `TOUR`.
@@ -81,25 +81,26 @@ def run_program(name: str) -> TourStop:
     """
     text = read_program(name)
     tree = ast.parse(text)
-    title, _, words = (ast.get_docstring(tree) or name).partition("\n\n")
+    title, _, description = (ast.get_docstring(tree) or name).partition("\n\n")
     code = "".join(text.splitlines(keepends=True)[tree.body[0].end_lineno :]).strip()
     printed, began = io.StringIO(), time.perf_counter()
     names: dict[str, Any] = {}
     threads = torch.get_num_threads()
-    # Tensors are small: a second thread gains nothing, and on a busy machine the first waits for it.
+    # The tensors are small: a second thread saves no time, and on a busy machine the first one waits for it.
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed), as_file(_locate(name)) as path:
             names = runpy.run_path(str(path), run_name=f"moduli_tour_{name}")
-    except ImportError as error:  # of an extra; its text says which
+    except ImportError as error:  # the program needs an extra, which the error names
         printed.write(f"{error}\n")
     finally:
         torch.set_num_threads(threads)
     seconds = time.perf_counter() - began
-    return TourStop(name, title, words, code, printed.getvalue().rstrip(), names.get("picture"), seconds)
+    return TourStop(name, title, description, code, printed.getvalue().rstrip(), names.get("picture"), seconds)
 
 
 def _locate(name: str) -> Any:
+    """Return the file of a program."""
     if name not in TOUR:
         raise UnknownStopError(f"the tour has no program {name!r}; it has {', '.join(TOUR)}")
     return files(__package__) / "tours" / f"{name}.py"
@@ -110,7 +111,7 @@ def tour_page(stops: Sequence[TourStop], race: str = "race.html") -> str:
 
     Args:
         stops: The programs that were run.
-        race: Where the report of a race is, which the page links to.
+        race: The address of the report of a race, which the page links to.
 
     >>> page = tour_page([run_program("derive")])
     >>> page[:15], page.count("<svg"), "<script" in page
@@ -119,7 +120,7 @@ def tour_page(stops: Sequence[TourStop], race: str = "race.html") -> str:
     assets = files(__package__) / "assets"
     parts = {name: (assets / name).read_text(encoding="utf-8") for name in ("report.css", "tour.css", "tour.html")}
     seconds = sum(stop.seconds for stop in stops)
-    filled = {
+    texts = {
         "css": parts["report.css"] + parts["tour.css"],
         "lead": f"{len(stops)} programs, run in {seconds:.0f} seconds with torch {html.escape(torch.__version__)}.",
         "links": "".join(f'<a href="#{stop.name}">{stop.name}</a>' for stop in stops),
@@ -127,12 +128,13 @@ def tour_page(stops: Sequence[TourStop], race: str = "race.html") -> str:
         "stops": "\n".join(map(_write_stop, stops)),
     }
     page = parts["tour.html"]
-    for name, text in filled.items():
+    for name, text in texts.items():
         page = page.replace("{{" + name + "}}", text, 1)
     return page
 
 
 def _write_stop(stop: TourStop) -> str:
+    """Return the section of a program on the page, as HTML."""
     picture = "" if stop.picture is None else stop.picture.svg()
     title, text, code, output = (html.escape(part) for part in (stop.title, stop.text, stop.code, stop.output))
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
@@ -145,5 +147,14 @@ def _write_stop(stop: TourStop) -> str:
 
 
 def write_tour(stops: Sequence[TourStop], path: str | os.PathLike[str], race: str = "race.html") -> Path:
-    """Write `tour_page` to a file, in one piece or not at all, and return its path."""
+    """Write `tour_page` to a file, in one piece or not at all.
+
+    Args:
+        stops: The programs that were run.
+        path: The file.
+        race: The address of the report of a race, which the page links to.
+
+    Returns:
+        The path.
+    """
     return write_file(path, tour_page(stops, race).encode())

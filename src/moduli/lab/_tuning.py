@@ -25,7 +25,7 @@ SOBOL_SEED = 0
 
 
 PathStep = tuple[int, str | int]
-"""The place of a link in its chain, and its argument: by name, or by position where it has none."""
+"""The index of a link in its chain, and an argument of it: the name, or the position if it has no name."""
 
 
 class TunedNumber(NamedTuple):
@@ -33,8 +33,8 @@ class TunedNumber(NamedTuple):
 
     Attributes:
         name: The link and the argument, such as ``"LR.lr"``.
-        path: Where it is: the place of a link in its chain and the argument, again and again for chains in arguments.
-        range: Where it is searched for.
+        path: The index of its link in the chain and its argument; for a number of a chain in an argument, a pair for each level.
+        range: The range in which it is searched for.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Setting:
     Attributes:
         contender: The contender with these numbers.
         values: The numbers by name.
-        number: Which of the contender's settings it is, counted from 0.
-        seed: The seed of the study that it is a part of.
+        number: Its index among the contender's settings.
+        seed: The seed of its study.
     """
 
     contender: Contender
@@ -83,14 +83,14 @@ def make_settings(
     fixed = {each.name: each.range.low for each in numbers if each.range.low == each.range.high}
     free = [each for each in numbers if each.name not in fixed]
     if not free:
-        whole = _with_values(contender, numbers, fixed)
+        whole = _replace_values(contender, numbers, fixed)
         return [Setting(whole, fixed, number, seed) for number, seed in enumerate(seeds)]
     points = torch.quasirandom.SobolEngine(len(free), scramble=True, seed=SOBOL_SEED).draw(count).double()  # type: ignore[no-untyped-call]
     settings = []
     for number, point in enumerate(points.tolist()):
         values = {each.name: each.range.value_at(at) for each, at in zip(free, point, strict=True)} | fixed
         seed = seeds[number * len(seeds) // count]
-        settings.append(Setting(_with_values(contender, numbers, values), values, number, seed))
+        settings.append(Setting(_replace_values(contender, numbers, values), values, number, seed))
     return settings
 
 
@@ -114,7 +114,7 @@ def list_tuned_numbers(contender: Contender, ranges: Mapping[str, RangeSpec]) ->
         places = list(_walk(parse(contender.source), ()))
     numbers: dict[str, TunedNumber] = {}
     for name, path, declared_range in places:
-        limits = _apply(name, declared_range, ranges)
+        limits = _choose_range(name, declared_range, ranges)
         if limits is not None:
             unique, count = name, 1
             while unique in numbers:
@@ -125,7 +125,7 @@ def list_tuned_numbers(contender: Contender, ranges: Mapping[str, RangeSpec]) ->
 
 
 def read_ranges(ranges: Mapping[str, Any]) -> dict[str, RangeSpec]:
-    """Return ranges and fixed numbers in Python's numbers, also from the header of a race, where a range is a list.
+    """Return ranges and fixed numbers as numbers of Python; a range may be a list, as in the header of a race.
 
     Args:
         ranges: Limits, limits with a scale, or numbers, by name.
@@ -136,14 +136,15 @@ def read_ranges(ranges: Mapping[str, Any]) -> dict[str, RangeSpec]:
     >>> read_ranges({"lr": [1e-3, 1, "linear"], "beta1": 0.9})
     {'lr': SearchRange(low=0.001, high=1.0, scale='linear'), 'beta1': 0.9}
     """
-    return {name: _read_range(name, given) for name, given in ranges.items()}
+    return {name: _read_range(name, spec) for name, spec in ranges.items()}
 
 
-def _read_range(name: str, given: Any) -> RangeSpec:
-    parts = list(given) if hasattr(given, "__len__") and not isinstance(given, str) else [given]
+def _read_range(name: str, spec: Any) -> RangeSpec:
+    """Return the range, or the fixed number, of one specification; `name` is for errors."""
+    parts = list(spec) if hasattr(spec, "__len__") and not isinstance(spec, str) else [spec]
     if len(parts) not in (1, 2, 3) or (len(parts) == 3 and parts[2] not in SCALES):
         scales = ", ".join(map(repr, SCALES))
-        fact = f"the range of {name!r} is {given!r}"
+        fact = f"the range of {name!r} is {spec!r}"
         raise ValueError(f"{fact}; give two numbers, the lower first, and if need be a scale: {scales}")
     low, high = float(parts[0]), float(parts[-1] if len(parts) < 3 else parts[1])
     if len(parts) < 3:
@@ -157,7 +158,7 @@ def _read_range(name: str, given: Any) -> RangeSpec:
 
 
 def check_ranges(contenders: Sequence[Contender], ranges: Mapping[str, RangeSpec]) -> None:
-    """Raise ValueError if a name in `ranges` is that of no number of any contender, or a range is none."""
+    """Raise ValueError if no contender has a number of a name in `ranges`."""
     names = {name for each in contenders for name in _list_names(each)}
     for key in ranges:
         if not any(_matches(key, name) for name in names):
@@ -167,25 +168,27 @@ def check_ranges(contenders: Sequence[Contender], ranges: Mapping[str, RangeSpec
 
 
 def _list_names(contender: Contender) -> list[str]:
+    """Return the full names of the numbers of a contender that a range can be set for."""
     if contender.factory is not None:
         return [f"{contender.label}.{name}" for name in list(inspect.signature(contender.factory).parameters)[1:]]
     return [name for name, _, _ in _walk(parse(contender.source), ())]
 
 
 def _matches(key: str, name: str) -> bool:
+    """Whether a key of `ranges` is the full name of a number, or its last part."""
     return key == name or key == name.rpartition(".")[2]
 
 
-def _apply(name: str, declared: SearchRange | None, ranges: Mapping[str, RangeSpec]) -> SearchRange | None:
-    """Return the range of a number: what was given for it, by its full name first, or what is declared."""
+def _choose_range(name: str, declared: SearchRange | None, ranges: Mapping[str, RangeSpec]) -> SearchRange | None:
+    """Return the range of a number: that in `ranges`, by its full name or else its last part, otherwise the declared one."""
     for key in (name, name.rpartition(".")[2]):
         if key in ranges:
-            given = ranges[key]
-            if isinstance(given, SearchRange):
-                return given
-            if isinstance(given, tuple | list):
-                return make_range(key, float(given[0]), float(given[1]), declared)
-            return SearchRange(float(given), float(given))
+            limits = ranges[key]
+            if isinstance(limits, SearchRange):
+                return limits
+            if isinstance(limits, tuple | list):
+                return make_range(key, float(limits[0]), float(limits[1]), declared)
+            return SearchRange(float(limits), float(limits))
     return declared
 
 
@@ -209,7 +212,7 @@ def _walk(chain: ParsedChain, path: tuple[PathStep, ...]) -> Iterator[Place]:
             value = written.get(name)
             limits = declared.get(name)
             if name not in find_declared_ranges(entry.make) and name in written and limits is None:
-                limits = _find_by_name(name, value)  # switched off by default, and here not
+                limits = _find_by_name(name, value)  # off by default, but the chain sets it
             if name in ("lr", "learning_rate") and limits is not None and steps is not None:
                 limits = steps
             if name not in written or (isinstance(value, int | float) and not isinstance(value, bool)):
@@ -217,6 +220,7 @@ def _walk(chain: ParsedChain, path: tuple[PathStep, ...]) -> Iterator[Place]:
 
 
 def _find_by_name(name: str, value: Any) -> SearchRange | None:
+    """Return the range that arguments of a name have if their default is `value`; None for zero and for other types."""
     return find_search_ranges(_Example(name, value)).get(name) if isinstance(value, int | float) and value else None
 
 
@@ -232,7 +236,7 @@ class _Example:
 
 
 def _find_steps(entry: CatalogueEntry, link: Link) -> SearchRange | None:
-    """Return the step sizes that suit the update of a link, a preset or an optimizer of torch, if something declares them."""
+    """Return the range of step sizes that the class of a link, a preset or an optimizer of torch declares, or None."""
     if entry.kind == "link":
         return find_declared_ranges(entry.make).get("lr")
     if entry.kind == "torch":
@@ -245,8 +249,8 @@ def _find_steps(entry: CatalogueEntry, link: Link) -> SearchRange | None:
         except TypeError:  # it has arguments without a default
             return None
         links = parts if isinstance(parts, list | tuple) else [parts]
-        found = [find_declared_ranges(type(each)).get("lr") for each in links]
-        return next((limits for limits in reversed(found) if limits is not None), None)
+        ranges = [find_declared_ranges(type(each)).get("lr") for each in links]
+        return next((limits for limits in reversed(ranges) if limits is not None), None)
     return None
 
 
@@ -260,8 +264,8 @@ def _read_arguments(link: Link, entry: CatalogueEntry) -> dict[str, Value]:
     return {**dict(zip(names, link.args, strict=False)), **dict(link.kwargs)}
 
 
-def _with_values(contender: Contender, numbers: Sequence[TunedNumber], values: Mapping[str, float]) -> Contender:
-    """Return a contender with other numbers in it, under the same label."""
+def _replace_values(contender: Contender, numbers: Sequence[TunedNumber], values: Mapping[str, float]) -> Contender:
+    """Return a contender of the same label with other numbers: `values` has those of `numbers`, by name."""
     if not values:
         return contender
     if contender.factory is not None:
@@ -280,7 +284,7 @@ def replace_number(chain: ParsedChain, path: Sequence[PathStep], value: Any) -> 
 
     Args:
         chain: The chain.
-        path: The place of a link and the name of its argument; several for a chain in an argument.
+        path: The index of a link and the name of its argument; several such pairs for a chain in an argument.
         value: The value.
 
     >>> print(replace_number(parse("Alternate(Adam, Lion) | LR(0.1)"), [(1, "lr")], 0.5))
@@ -288,19 +292,19 @@ def replace_number(chain: ParsedChain, path: Sequence[PathStep], value: Any) -> 
     """
     (at, key), *rest = path
     link = chain.links[at]
-    place = key if isinstance(key, int) else list(find(link.name).signature.parameters).index(key)
+    position = key if isinstance(key, int) else list(find(link.name).signature.parameters).index(key)
     if rest:
-        inner = link.args[place] if isinstance(key, int) else _read_arguments(link, find(link.name))[key]
+        inner = link.args[position] if isinstance(key, int) else _read_arguments(link, find(link.name))[key]
         value = replace_number(inner, rest, value)  # type: ignore[arg-type]
-    if place < len(link.args):
-        made = replace(link, args=(*link.args[:place], value, *link.args[place + 1 :]))
+    if position < len(link.args):
+        changed = replace(link, args=(*link.args[:position], value, *link.args[position + 1 :]))
     else:
-        made = replace(link, kwargs=tuple({**dict(link.kwargs), str(key): value}.items()), columns=())
-    return ParsedChain((*chain.links[:at], made, *chain.links[at + 1 :]), chain.source)
+        changed = replace(link, kwargs=tuple({**dict(link.kwargs), str(key): value}.items()), columns=())
+    return ParsedChain((*chain.links[:at], changed, *chain.links[at + 1 :]), chain.source)
 
 
 def map_numbers(chains: Sequence[ParsedChain], join: Callable[[list[float]], Any]) -> ParsedChain | None:
-    """Return one chain of several that differ in numbers only, with `join` of those in their place; None if they differ more.
+    """Return one chain for several that differ in numbers only, with `join` of these numbers; None if they differ in more.
 
     Args:
         chains: The chains.
@@ -321,6 +325,11 @@ class _DifferentChainsError(Exception):
 
 
 def _join(values: list[Any], join: Callable[[list[float]], Any]) -> Any:
+    """Return one value for several: the common value, or `join` of numbers that differ, inside of chains and containers, too.
+
+    Raises:
+        _DifferentChainsError: If they differ in more than numbers.
+    """
     first = values[0]
     if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
         return first if all(each == first for each in values) else join([float(each) for each in values])
@@ -334,8 +343,8 @@ def _join(values: list[Any], join: Callable[[list[float]], Any]) -> Any:
             raise _DifferentChainsError
         args = tuple(_join_rows([each.args for each in values], join))
         names = list(dict.fromkeys(key for each in values for key, _ in each.kwargs))
-        given = _join_rows([[_find_value(each, name) for name in names] for each in values], join)
-        return replace(first, args=args, kwargs=tuple(zip(names, given, strict=True)), columns=())
+        arguments = _join_rows([[_find_value(each, name) for name in names] for each in values], join)
+        return replace(first, args=args, kwargs=tuple(zip(names, arguments, strict=True)), columns=())
     if isinstance(first, list | tuple):
         return type(first)(_join_rows(values, join))
     if any(each != first for each in values):
@@ -344,12 +353,13 @@ def _join(values: list[Any], join: Callable[[list[float]], Any]) -> Any:
 
 
 def _find_value(link: Link, name: str) -> Value:
-    """Return an argument of a link, or the default that it has where it is not written."""
+    """Return an argument of a link, or its default if the link does not set it."""
     default: Value = find(link.name).signature.parameters[name].default
     return dict(link.kwargs).get(name, default)
 
 
 def _join_rows(rows: Sequence[Sequence[Any]], join: Callable[[list[float]], Any]) -> list[Any]:
+    """Return `_join` of each column of rows of one length."""
     if len({len(row) for row in rows}) > 1:
         raise _DifferentChainsError
     return [_join(list(column), join) for column in zip(*rows, strict=True)]

@@ -1,8 +1,8 @@
-"""What the names in a chain mean: links, presets, torch's own optimizers, and a population to move.
+"""The names in a chain: links, presets, torch's own optimizers, and a population to optimize.
 
 A name is looked up in lists: the public links of `moduli.m`, the presets of `moduli.presets`, what other packages add as entry
 points `moduli.links`, and, after ``torch.``, the optimizers of `torch.optim`. Only `FILE.py:Name` runs something, the file.
-`Population(n)` at the head of a chain makes the rest of it move a population of n members instead of one model. Arguments are
+`Population(n)` at the head of a chain makes the rest of it optimize a population of n members instead of one model. Arguments are
 checked against the signature before anything is made.
 """
 
@@ -44,7 +44,7 @@ class CatalogueEntry:
         name: The name in a chain.
         kind: ``"link"``, ``"preset"``, ``"torch"``, ``"population"``, or ``"factory"`` for a function from a model to an optimizer.
         family: The part of the catalogue that it is in; for a name of another package, that package.
-        make: What is called with the arguments.
+        make: The class or function that is called with the arguments.
         doc: Its documentation.
 
     >>> find("torch.SGD").summary
@@ -92,14 +92,14 @@ def _population(size: int = 16, *, spread: float = 1.0, seed: int = 0) -> dict[s
 
 @cache
 def entries() -> dict[str, CatalogueEntry]:
-    """The whole catalogue, by name.
+    """Return the whole catalogue, by name.
 
     >>> "torch.Adam" in entries(), "os.system" in entries()
     (True, False)
     """
     from .. import m, presets  # imported when the first chain is read
 
-    found = {
+    catalogue = {
         "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
     }
     families = {
@@ -113,21 +113,21 @@ def entries() -> dict[str, CatalogueEntry]:
             value = getattr(module, name)
             if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
                 family = families[name] if kind == "link" else kind
-                found[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
+                catalogue[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
     for name, value in vars(torch.optim).items():
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer:
-            found[f"torch.{name}"] = CatalogueEntry(
+            catalogue[f"torch.{name}"] = CatalogueEntry(
                 f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or ""
             )
     for name, point in list_plugins("links").items():
-        if name in found:
+        if name in catalogue:
             warn_of(f"{name_package(point)} adds {name!r} to moduli.links, a name that moduli has: moduli's is used")
             continue
         try:
-            found[name] = _describe(name, load_plugin(point), name_package(point))
+            catalogue[name] = _describe(name, load_plugin(point), name_package(point))
         except (PluginError, TypeError) as error:
             warn_of(str(error))
-    return found
+    return catalogue
 
 
 def _describe(name: str, value: Any, family: str) -> CatalogueEntry:
@@ -149,8 +149,8 @@ def _describe(name: str, value: Any, family: str) -> CatalogueEntry:
         )
     elif callable(value) and not isinstance(value, nn.Module):
         first = next(iter(inspect.signature(value).parameters.values()), None)
-        given = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        needs_model = first is not None and first.default is first.empty and first.kind not in given
+        other_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        needs_model = first is not None and first.default is first.empty and first.kind not in other_kinds
         kind = "factory" if needs_model else "preset"
     if not kind:
         fact = f"{name} of {family} is {shorten(value)}"
@@ -161,7 +161,7 @@ def _describe(name: str, value: Any, family: str) -> CatalogueEntry:
 
 
 def find(name: str) -> CatalogueEntry:
-    """The entry of this name.
+    """Return the entry of a name.
 
     Raises:
         ChainSyntaxError: When there is none; the message suggests the nearest names.
@@ -178,7 +178,7 @@ def check(chain: ParsedChain) -> None:
     """Make sure that a chain can be built: all names exist and their arguments fit.
 
     Args:
-        chain: What `parse` gave.
+        chain: A chain from `parse`.
 
     Raises:
         ChainSyntaxError: When it cannot; the message points at the column.
@@ -198,11 +198,11 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
     """Build the optimizer that a chain describes.
 
     Args:
-        chain: What `parse` gave.
-        model: What it is to move, or a population's template.
+        chain: A chain from `parse`.
+        model: The model to optimize, or the template of a population.
 
     Returns:
-        The optimizer, and the population that it moves or None.
+        The optimizer, and the population that it optimizes or None.
 
     Raises:
         ChainSyntaxError: When the chain cannot be built.
@@ -223,13 +223,13 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
 
 
 def make_links(chain: ParsedChain) -> list[Any]:
-    """Make new links of a chain.
+    """Make and return new links of a chain.
 
     Args:
-        chain: What `parse` gave.
+        chain: A chain from `parse`.
 
     Raises:
-        ChainSyntaxError: When it can't be built, moves a population, or is an optimizer without links.
+        ChainSyntaxError: When it can't be built, optimizes a population, or is an optimizer without links.
 
     >>> from moduli.lab import parse
     >>> [type(link).__name__ for link in make_links(parse("Adam | LR(0.1)"))]
@@ -237,49 +237,53 @@ def make_links(chain: ParsedChain) -> list[Any]:
     """
     population, links = _assemble(chain)
     if population is not None or isinstance(links[0], partial):
-        raise _refuse(f"{chain.links[0].name} is no link", chain.links[0], chain.source)
+        raise _make_error(f"{chain.links[0].name} is no link", chain.links[0], chain.source)
     return links
 
 
 def _assemble(chain: ParsedChain) -> tuple[dict[str, Any] | None, list[Any]]:
-    """The arguments of a population, and the links; or None, and a function from a model to a whole optimizer."""
+    """Return the arguments of a population or None, and the links; for a whole optimizer, its function from a model."""
     population: dict[str, Any] | None = None
     links: list[Any] = []
-    for place, link in enumerate(chain.links):
-        made = _make(link, chain.source)
-        if isinstance(made, partial) and len(chain.links) > 1:
-            raise _refuse(f"{link.name} is a whole optimizer: it stands alone, without other links", link, chain.source)
-        if isinstance(made, dict) and place:
-            raise _refuse("Population stands at the head of a chain", link, chain.source)
-        if isinstance(made, dict):
-            population = made
+    for position, link in enumerate(chain.links):
+        part = _make(link, chain.source)
+        if isinstance(part, partial) and len(chain.links) > 1:
+            raise _make_error(
+                f"{link.name} is a whole optimizer: it stands alone, without other links", link, chain.source
+            )
+        if isinstance(part, dict) and position:
+            raise _make_error("Population stands at the head of a chain", link, chain.source)
+        if isinstance(part, dict):
+            population = part
         else:
-            links.append(made)
+            links.append(part)
     if not links:
         raise ChainSyntaxError("Population needs links after it", chain.source, len(chain.source))
     return population, links
 
 
-def _refuse(fact: str, link: Link, source: str) -> ChainSyntaxError:
+def _make_error(fact: str, link: Link, source: str) -> ChainSyntaxError:
+    """Return the error that marks a link in the text of its chain."""
     return ChainSyntaxError(fact, source, link.column, len(link.name))
 
 
 def _find(link: Link, source: str) -> CatalogueEntry:
+    """Return the entry of a link; raise ChainSyntaxError, which marks it in `source`, if there is none."""
     if ":" in link.name:
         return _find_in_file(link, source)
-    known = entries()
-    if link.name in known:
-        return known[link.name]
+    catalogue = entries()
+    if link.name in catalogue:
+        return catalogue[link.name]
     try:
         if link.name in (plugins := list_plugins("links")):
             _describe(link.name, load_plugin(plugins[link.name]), name_package(plugins[link.name]))
     except (PluginError, TypeError) as error:
-        raise _refuse(str(error), link, source) from error
+        raise _make_error(str(error), link, source) from error
     # Case first: `adam` for `Adam` is the commonest mistake, and no distance between strings finds `SGD` from `sgd`.
-    same = [name for name in known if name.lower() == link.name.lower()]
-    near = same or difflib.get_close_matches(link.name, known, n=3, cutoff=0.6)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
-    raise _refuse(f"nothing is called {link.name!r}{hint}", link, source)
+    same_letters = [name for name in catalogue if name.lower() == link.name.lower()]
+    similar = same_letters or difflib.get_close_matches(link.name, catalogue, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else "; `moduli links` lists what there is"
+    raise _make_error(f"nothing is called {link.name!r}{hint}", link, source)
 
 
 def _find_in_file(link: Link, source: str) -> CatalogueEntry:
@@ -288,30 +292,43 @@ def _find_in_file(link: Link, source: str) -> CatalogueEntry:
     try:
         return _describe(name, load_object(Path(file).expanduser(), name), file)
     except (ProblemFileError, TypeError) as error:
-        raise _refuse(str(error), link, source) from error
+        raise _make_error(str(error), link, source) from error
     except Exception as error:  # a user's file may raise anything
-        raise _refuse(f"{file} raised {type(error).__name__}: {error}", link, source) from error
+        raise _make_error(f"{file} raised {type(error).__name__}: {error}", link, source) from error
 
 
 def _optimize_parameters(make: Callable[..., Any], options: dict[str, Any], model: nn.Module) -> Any:
-    """Return torch's optimizer of the parameters that a model trains."""
+    """Return torch's optimizer of the parameters of a model that require gradients."""
     return make([p for p in model.parameters() if p.requires_grad], **options)
 
 
 def _make(link: Link, source: str) -> Any:
-    """What a link of a chain stands for; a whole optimizer waits for its model."""
+    """Build one link of a chain.
+
+    Args:
+        link: The link, parsed.
+        source: The text of the chain, for errors.
+
+    Returns:
+        A link, or the list of links of a preset; the arguments of a population as a dictionary; for a whole optimizer, a partial
+        function from a model to it.
+    """
     entry = _find(link, source)
-    known = entry.signature.parameters
-    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    for place, (key, value) in enumerate(link.kwargs, len(link.args)):
-        if key not in known and not free:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known) or 'no arguments'}"
+    parameters = entry.signature.parameters
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for position, (key, value) in enumerate(link.kwargs, len(link.args)):
+        if key not in parameters and not accepts_any:
+            similar = difflib.get_close_matches(key, parameters, n=1)
+            hint = (
+                f"; did you mean {similar[0]!r}?" if similar else f"; it has {', '.join(parameters) or 'no arguments'}"
+            )
             if entry.kind == "link" and key in ("lr", "learning_rate"):
                 hint = f"; a step size is a link of its own: {link.name} | LR({value})"
-            raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
-    args = [_value(value, source) for value in link.args]
-    kwargs = {key: _value(value, source) for key, value in link.kwargs}
+            raise ChainSyntaxError(
+                f"{link.name} has no argument {key!r}{hint}", source, link.columns[position], len(key)
+            )
+    args = [_build_value(value, source) for value in link.args]
+    kwargs = {key: _build_value(value, source) for key, value in link.kwargs}
     if entry.kind in ("torch", "factory"):
         if args:
             raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
@@ -321,35 +338,36 @@ def _make(link: Link, source: str) -> Any:
             else partial(_optimize_parameters, entry.make, kwargs)
         )
     try:
-        made = entry.make(*args, **kwargs)
-        parts = made if isinstance(made, list | tuple) else [made]
+        result = entry.make(*args, **kwargs)
+        parts = result if isinstance(result, list | tuple) else [result]
         if entry.kind != "population" and not all(isinstance(each, optim.Module) for each in parts):
-            raise TypeError(f"it returned {shorten(made)}, not links")
-        return made
+            raise TypeError(f"it returned {shorten(result)}, not links")
+        return result
     except (TypeError, ValueError) as error:
         fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
-        raise _refuse(fact, link, source) from error
+        raise _make_error(fact, link, source) from error
 
 
-def _value(value: Value, source: str) -> Any:
+def _build_value(value: Value, source: str) -> Any:
+    """Return an argument, in which chains are built; `source` is for errors."""
     if isinstance(value, ParsedChain):
-        made = [_make(link, source) for link in value.links]
-        for link, each in zip(value.links, made, strict=True):
+        links = [_make(link, source) for link in value.links]
+        for link, each in zip(value.links, links, strict=True):
             if isinstance(each, partial | dict):
-                raise _refuse(
+                raise _make_error(
                     f"{link.name} is {KINDS[_find(link, source).kind]} and cannot be an argument", link, source
                 )
-        return made[0] if len(made) == 1 else optim.Chain(*made)
+        return links[0] if len(links) == 1 else optim.Chain(*links)
     if isinstance(value, list):
-        return [_value(part, source) for part in value]
-    return tuple(_value(part, source) for part in value) if isinstance(value, tuple) else value
+        return [_build_value(part, source) for part in value]
+    return tuple(_build_value(part, source) for part in value) if isinstance(value, tuple) else value
 
 
 def scatter(model: nn.Module, *, size: int, spread: float, seed: int) -> Population:
-    """A population of which the first member is the model, and the others lie around it.
+    """Return a population whose first member is the model; the others are drawn around it from a normal distribution.
 
     Args:
-        model: Where it starts; the population has copies.
+        model: The model; the population has copies of it.
         size: How many members.
         spread: The standard deviation of the others, in every parameter.
         seed: Added to torch's seed, so that runs from other seeds start with other clouds.

@@ -6,8 +6,8 @@ lists them. A name with a number at its end, such as ``rosenbrock-100``, is a fu
 * Functions of two numbers, which reports draw as maps: ``rosenbrock``, ``beale``, ``himmelblau``, ``goldstein-price``,
   ``camel``, ``styblinski-tang``, ``rastrigin``, ``ackley``, ``kinked-valley``.
 * Functions of any number: ``sphere-10``, ``ellipsoid-10``, ``rosenbrock-20``, ``powell-8``, ``rastrigin-10``, ``ackley-10``,
-  ``griewank-10``, ``levy-10``, ``styblinski-tang-10``, ``absolute-10``, ``maxq-10``, and ``noisy-20``, where each step sees
-  another sample.
+  ``griewank-10``, ``levy-10``, ``styblinski-tang-10``, ``absolute-10``, ``maxq-10``, and ``noisy-20``, whose loss has
+  another sample at each step.
 * Data: ``least-squares``, ``logistic-ill``, ``digits-logistic``, ``digits-mlp``, ``mnist1d``, ``mnist1d-conv``,
   ``mnist1d-autoencoder``, ``spirals``, ``text``.
 * NIST's 27 nonlinear regressions with certified values: ``nist-misra1a`` to ``nist-bennett5``.

@@ -1,4 +1,4 @@
-"""What a problem is."""
+"""The base classes of problems."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from torch import nn
 
 
 class Problem(ABC):
-    """A model and a loss to make small.
+    """A model and a loss to minimise.
 
     A subclass says where the search starts (`model`) and what is minimised (`loss`). Everything else has a default.
 
     Attributes:
         name: What the command line and reports call it.
         summary: One line about it.
-        tags: What it is like: ``"2-D"``, ``"smooth"``, ``"multimodal"``, ``"ill-conditioned"``, ``"noisy"``, ...
+        tags: Its properties: ``"2-D"``, ``"smooth"``, ``"multimodal"``, ``"ill-conditioned"``, ``"noisy"``, ...
         optimum: The smallest value that `measure` can have, or the best that is known; None when nothing is known.
-        exact: Whether `optimum` is the smallest value in truth, and not the best that was ever found.
+        exact: Whether `optimum` is the true minimum, and not only the best value that was ever found.
         tolerance: A run stops when `measure` is within this distance of an exact optimum.
         noisy: Whether `loss` changes with `resample`. A race then judges a run by `measure` and not by the losses.
         window: For a function of two numbers, the part of the plane (x0, x1, y0, y1) that a report draws.
         minimisers: For such a function, the points where the optimum is taken.
-        budget: How many evaluations a race gives, unless it is told.
+        budget: How many evaluations a run has, unless the race sets a budget.
         stacks: Whether a tuned race may run settings as members of one population. Convolutions are faster one by one.
 
     Example:
@@ -53,36 +53,36 @@ class Problem(ABC):
 
     @abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """A new model at the starting point of this seed. Equal seeds give equal points."""
+        """Return a new model at the starting point of a seed. Equal seeds give equal points."""
 
     @abstractmethod
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What is minimised, one number with its gradient history.
+        """Return the loss that is minimised, one number with its gradient history.
 
         Args:
             model: The model, or anything that can be called like it: a member of a population has no attributes.
         """
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw the batch or the noise of the next step. It is called before each step; evaluations in one step agree."""
+        """Draw the batch or the noise of the next step, before each step; all evaluations of a step use the same."""
         return
 
     def measure(self, model: Callable[..., Any]) -> float:
-        """The value that a run is judged by: the loss, and for noisy problems the loss without the noise."""
+        """Return the value that a run is judged by: the loss, and for noisy problems the loss without the noise."""
         with torch.no_grad():
             return float(self.loss(model))
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """Of a least-squares problem, the vector whose sum of squares, times a constant, is the loss; None for other problems."""
+        """Return the vector whose sum of squares, times a constant, is the loss; None if this is no least-squares problem."""
         return None
 
     def landscape(self, points: torch.Tensor) -> torch.Tensor:
-        """The function at many points of the plane at once, from (..., 2) to (...). Only with a `window`."""
+        """Return the function at many points of the plane at once, from (..., 2) to (...). Only with a `window`."""
         raise TypeError(f"{self.name} is no function of two numbers, there is no landscape to draw")
 
     @property
     def dimension(self) -> int:
-        """How many numbers are searched for."""
+        """The number of real parameters that are optimized."""
         return sum(p.numel() * (1 + p.is_complex()) for p in self.model(0).parameters() if p.requires_grad)
 
     def __repr__(self) -> str:
@@ -90,10 +90,10 @@ class Problem(ABC):
 
 
 class SampledProblem(Problem):
-    """A problem of which each step sees another sample, and which is judged without that noise.
+    """A problem whose loss has another sample at each step, and whose runs are judged without that noise.
 
     Attributes:
-        sample: What `resample` drew for this step.
+        sample: The sample of this step, drawn by `resample`.
     """
 
     noisy = True
@@ -101,7 +101,7 @@ class SampledProblem(Problem):
 
     @abstractmethod
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
-        """The loss of a sample; without one, what a run is judged by."""
+        """Return the loss of a sample; for None, the value that a run is judged by."""
 
     def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the data of a sample, or of a stack of samples along the first axis, which `loss_on` takes.
@@ -111,24 +111,24 @@ class SampledProblem(Problem):
         return (sample,)
 
     def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
-        """The loss on the data of one sample."""
+        """Return the loss on the data of one sample."""
         return self.loss_of(model, *data)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The loss of this step's sample."""
+        """Return the loss of this step's sample."""
         return self.loss_of(model, self.sample)
 
     def measure(self, model: Callable[..., Any]) -> float:
-        """The loss without the noise."""
+        """Return the loss without the noise."""
         with torch.no_grad():
             return float(self.loss_of(model, None))
 
 
 class Point(nn.Module):
-    """A model that is one vector: called with nothing, it gives the vector.
+    """A model that is one vector; called without arguments, it returns the vector.
 
     Args:
-        x: Where it starts.
+        x: The starting value.
 
     >>> Point(torch.tensor([1.0, 2.0]))()
     Parameter containing:
@@ -140,5 +140,5 @@ class Point(nn.Module):
         self.x = nn.Parameter(x.detach().clone())
 
     def forward(self) -> torch.Tensor:
-        """The vector."""
+        """Return the vector."""
         return self.x

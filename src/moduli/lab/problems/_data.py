@@ -37,18 +37,19 @@ class LeastSquares(Problem):
         self.optimum = float(((self.matrix @ self.solution - self.target) ** 2).mean())
 
     def model(self, seed: int) -> Point:
-        """A random vector."""
+        """Return a random vector."""
         return Point(torch.randn(30, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean squared residual."""
+        """Return the mean squared residual."""
         x: torch.Tensor = model()
         residual: torch.Tensor = self.matrix @ x - self.target
         return residual.square().mean()
 
 
 @cache
-def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images of the digits, with values from 0 to 1, and the digits."""
     data = importlib.import_module("sklearn.datasets").load_digits()
     return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
 
@@ -68,12 +69,12 @@ class DigitsLogistic(Problem):
     optimum = 0.2639258232950745
 
     def model(self, seed: int) -> nn.Module:
-        """Weights near zero."""
+        """Return a linear model with weights near zero."""
         return initialise(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean cross entropy, and the penalty (the weights are read off by asking for the origin and the axes)."""
-        x, y = _digits()
+        """Return the mean cross entropy plus the penalty; the weights are computed from outputs at zero and at unit vectors."""
+        x, y = _load_digits()
         x = x.double()
         probe = torch.cat([torch.zeros(1, 64, dtype=x.dtype), torch.eye(64, dtype=x.dtype)])
         outputs: torch.Tensor = model(torch.cat([x, probe]))
@@ -101,14 +102,14 @@ class IllLogistic(Problem):
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(23)
-        mixed = torch.randn(400, 20, generator=generator, dtype=torch.float64)
-        mixed = mixed @ (
+        features = torch.randn(400, 20, generator=generator, dtype=torch.float64)
+        features = features @ (
             torch.eye(20, dtype=torch.float64) + 0.3 * torch.randn(20, 20, generator=generator, dtype=torch.float64)
         )
         truth = torch.randn(20, generator=generator, dtype=torch.float64)
-        odds = 0.7 * (mixed @ truth) / 20**0.5
+        odds = 0.7 * (features @ truth) / 20**0.5
         self.y = (torch.rand(400, generator=generator, dtype=torch.float64) < odds.sigmoid()).double()
-        self.x = mixed * torch.logspace(0, -3, 20, dtype=torch.float64)
+        self.x = features * torch.logspace(0, -3, 20, dtype=torch.float64)
         w = torch.zeros(20, dtype=torch.float64)
         for _ in range(30):
             gradient, hessian = self._expand(w)
@@ -127,11 +128,11 @@ class IllLogistic(Problem):
         return float(torch.linalg.cond(self._expand(self.solution)[1]))
 
     def model(self, seed: int) -> Point:
-        """Small random weights."""
+        """Return small random weights."""
         return Point(0.1 * torch.randn(20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean cross entropy, and the penalty."""
+        """Return the mean cross entropy plus the penalty."""
         w: torch.Tensor = model()
         return F.binary_cross_entropy_with_logits(self.x @ w, self.y) + 0.5 * self.penalty * w.square().sum()
 
@@ -148,30 +149,30 @@ class DigitsMLP(SampledProblem):
     budget = 1000
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
+        """Return a network with random weights of variance 1 / inputs."""
         return initialise(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
 
     def resample(self, generator: torch.Generator) -> None:
-        """Another batch."""
-        self.sample = torch.randint(len(_digits()[0]), (128,), generator=generator)
+        """Draw another batch."""
+        self.sample = torch.randint(len(_load_digits()[0]), (128,), generator=generator)
 
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
-        """The cross entropy of these digits."""
-        return self.loss_on(model, *(_digits() if sample is None else self.gather(sample)))
+        """Return the cross entropy of a batch, or of all digits."""
+        return self.loss_on(model, *(_load_digits() if sample is None else self.gather(sample)))
 
     def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Images and their digits."""
-        x, y = _digits()
+        """Return images and their digits."""
+        x, y = _load_digits()
         return x[sample], y[sample]
 
     def loss_on(self, model: Callable[..., Any], *data: torch.Tensor) -> torch.Tensor:
-        """The mean cross entropy."""
+        """Return the mean cross entropy."""
         x, y = data
         return F.cross_entropy(model(x), y)
 
 
 class Spirals(Problem):
-    """Tell two interleaved spirals apart (Lang and Witbrock 1988): a classic of neuroevolution.
+    """Two interleaved spirals to classify (Lang and Witbrock 1988), a classic of neuroevolution.
 
     A network 2-16-1 of tanh units must bend its boundary around three quarters of a turn. Its biases are random: the spirals
     are symmetric, so with biases of zero their gradients would be rounding errors, which some optimizers divide by their size.
@@ -195,11 +196,11 @@ class Spirals(Problem):
         self.y = torch.cat([torch.ones(points), torch.zeros(points)])
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
+        """Return a network with random weights of variance 1 / inputs."""
         return initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed, biases=0.1)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean cross entropy of the two classes."""
+        """Return the mean cross entropy of the two classes."""
         return F.binary_cross_entropy_with_logits(model(self.x).squeeze(-1), self.y)
 
 
@@ -207,14 +208,15 @@ WIDTH, CONTEXT, HEADS = 32, 32, 2
 
 
 @cache
-def _text() -> tuple[str, torch.Tensor]:
+def _load_text() -> tuple[str, torch.Tensor]:
+    """Return the letters of the page in alphabetical order, and the page as their indices."""
     text = files(__package__).joinpath("page.txt").read_text(encoding="utf-8")
     letters = "".join(sorted(set(text)))
     return letters, torch.tensor([letters.index(letter) for letter in text])
 
 
 class _TransformerBlock(nn.Module):
-    """Attention to earlier letters, then a small network, each added to what comes in."""
+    """Causal attention, then a small network, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,19 +226,21 @@ class _TransformerBlock(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From (batch, place, width) to the same."""
+        """Map (batch, place, width) to the same shape."""
         batch, places, _ = x.shape
         parts = self.mix(F.layer_norm(x, (WIDTH,))).view(batch, places, 3, HEADS, WIDTH // HEADS)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
-        later = torch.ones(places, places, dtype=torch.bool, device=x.device).triu(1)
-        seen = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, places, WIDTH))
+        future = torch.ones(places, places, dtype=torch.bool, device=x.device).triu(1)
+        attended = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, places, WIDTH))
         wide: torch.Tensor = self.down(F.gelu(self.up(F.layer_norm(x, (WIDTH,)))))
         return x + wide
 
 
 class _TextReader(nn.Module):
+    """A transformer that predicts the next letter."""
+
     def __init__(self, letters: int) -> None:
         super().__init__()
         self.letter = nn.Embedding(letters, WIDTH)
@@ -245,7 +249,7 @@ class _TextReader(nn.Module):
         self.head = nn.Linear(WIDTH, letters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores of the next letter at each place."""
+        """Return the scores of the next letter at each place."""
         h = self.letter(x) + self.place(torch.arange(x.shape[1], device=x.device))
         scores: torch.Tensor = self.head(F.layer_norm(self.blocks(h), (WIDTH,)))
         return scores
@@ -270,17 +274,17 @@ class TextTransformer(SampledProblem):
     budget = 400
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
-        return initialise(lambda: _TextReader(len(_text()[0])), seed)
+        """Return a network with random weights of variance 1 / inputs."""
+        return initialise(lambda: _TextReader(len(_load_text()[0])), seed)
 
     def resample(self, generator: torch.Generator) -> None:
-        """Other windows."""
-        self.sample = torch.randint(len(_text()[1]) - CONTEXT - 1, (16,), generator=generator)
+        """Draw other windows."""
+        self.sample = torch.randint(len(_load_text()[1]) - CONTEXT - 1, (16,), generator=generator)
 
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
-        """The mean cross entropy of these windows, in nats per letter."""
-        starts = torch.linspace(0, len(_text()[1]) - CONTEXT - 2, 64).long() if sample is None else sample
-        letters = _text()[1][starts[:, None] + torch.arange(CONTEXT + 1)]
+        """Return the mean cross entropy of these windows, in nats per letter."""
+        starts = torch.linspace(0, len(_load_text()[1]) - CONTEXT - 2, 64).long() if sample is None else sample
+        letters = _load_text()[1][starts[:, None] + torch.arange(CONTEXT + 1)]
         return F.cross_entropy(model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten())
 
 
@@ -295,7 +299,7 @@ def initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0, bia
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        net = make()  # layers draw weights when they are made
+        net = make()  # layers draw weights from the global generator when they are constructed
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.ndim > 1:

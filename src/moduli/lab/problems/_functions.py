@@ -21,13 +21,13 @@ class Function(Problem):
 
     Args:
         name: Its name.
-        formula: From (..., n) to (...).
-        start: Where seed 0 starts.
+        formula: The function, from points of shape (..., n) to values of shape (...).
+        start: The starting point of seed 0.
         optimum: The smallest value.
-        minimisers: For two numbers: where it is taken.
+        minimisers: For two numbers: the points that have this value.
         spread: Other seeds start at a normal distance of this size from `start`.
-        window: For two numbers: what a report draws.
-        tags: What it is like.
+        window: For two numbers: the part of the plane (x0, x1, y0, y1) that a report draws.
+        tags: Its properties.
         summary: One line about it.
         budget: Evaluations in a race.
 
@@ -56,7 +56,7 @@ class Function(Problem):
         self.tags = ("2-D" if len(start) == 2 else "n-D", *tags)
 
     def model(self, seed: int) -> Point:
-        """The starting point: the classical one for seed 0, others around it."""
+        """Return the starting point: the classical one for seed 0, others around it."""
         if seed == 0:
             return Point(self.start)
         generator = torch.Generator().manual_seed(seed)
@@ -64,19 +64,19 @@ class Function(Problem):
         return Point(self.start + self.spread * jitter)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The function where the model stands."""
+        """Return the function at the point of the model."""
         return self.formula(model())
 
     def landscape(self, points: torch.Tensor) -> torch.Tensor:
-        """The function at many points at once."""
+        """Return the function at many points at once."""
         return self.formula(points)
 
 
 class NoisyQuadratic(SampledProblem):
-    """A bowl whose centre trembles: each step sees the bowl around another centre, as a minibatch would show it.
+    """A quadratic with another random centre at each step, as a model of the noise of minibatches.
 
-    The loss of a step is 1/2 sum a_i (x_i - c_i)^2 with c ~ N(0, noise^2); `measure` is its mean, less what no x can change.
-    What steps along the gradient give in the mean is known in closed form: `expected_value`.
+    The loss of a step is 1/2 sum a_i (x_i - c_i)^2 with c ~ N(0, noise^2); `measure` is its mean without the constant term.
+    The mean of `measure` after steps of gradient descent has a closed form: `expected_value`.
 
     Args:
         size: The number of coordinates.
@@ -102,17 +102,17 @@ class NoisyQuadratic(SampledProblem):
         self.noise = noise
 
     def model(self, seed: int) -> Point:
-        """A random direction at distance sqrt(n)."""
+        """Return a point in a random direction at distance sqrt(n)."""
         x = torch.randn(self.curvature.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
         return Point(x * len(x) ** 0.5 / x.norm())
 
     def expected_value(self, start: torch.Tensor, rate: float, steps: int) -> float:
-        r"""The mean of `measure` after steps of gradient descent with a constant rate (Zhang et al. 2019, equation 3).
+        r"""Return the mean of `measure` after steps of gradient descent with a constant rate (Zhang et al. 2019, equation 3).
 
         $E[x_i^2] = (1 - \eta a_i)^{2t} x_{0,i}^2 + \eta^2 a_i^2 \sigma^2 \frac{1 - (1 - \eta a_i)^{2t}}{1 - (1 - \eta a_i)^2}$
 
         Args:
-            start: Where it starts.
+            start: The starting point.
             rate: The step size, below 2 over the largest curvature.
             steps: How many steps.
 
@@ -126,11 +126,11 @@ class NoisyQuadratic(SampledProblem):
         return float(0.5 * (self.curvature * squares).sum())
 
     def resample(self, generator: torch.Generator) -> None:
-        """Move the centre."""
+        """Draw another centre."""
         self.sample = self.noise * torch.randn(self.curvature.shape, generator=generator, dtype=torch.float64)
 
     def loss_of(self, model: Callable[..., Any], sample: torch.Tensor | None) -> torch.Tensor:
-        """The bowl around a centre; around the mean centre, which is zero, without one."""
+        """Return the quadratic around a centre; for None, around the mean centre, which is zero."""
         x: torch.Tensor = model()
         return 0.5 * (self.curvature * (x if sample is None else x - sample) ** 2).sum()
 
@@ -226,6 +226,7 @@ _HIMMELBLAU += [(-3.779310253377747, -3.283185991286170), (3.584428340330492, -1
 
 
 def _plane(formula: Formula, start: list[float], optimum: float = 0.0, **kwargs: Any) -> Callable[[str], Problem]:
+    """Return a function that makes the problem of a formula of two numbers under a name."""
     return lambda name: Function(name, formula, start, optimum, **kwargs)
 
 
@@ -257,6 +258,16 @@ PLANE: dict[str, Callable[[str], Problem]] = {
 def _repeat(
     formula: Formula, start: list[float], optimum: float = 0.0, every: int = 1, **kwargs: Any
 ) -> Callable[[str, int], Problem]:
+    """Return a function that makes the problem of a formula for a name and a number of numbers.
+
+    Args:
+        formula: The formula.
+        start: The starting point, repeated until it has enough numbers.
+        optimum: The optimum divided by the number of numbers.
+        every: The number of numbers must be a multiple of this.
+        **kwargs: Further arguments of `Function`.
+    """
+
     def make(name: str, n: int) -> Problem:
         if n % every:
             raise ValueError(f"{name}-{n}: this function needs a multiple of {every} numbers, as in {name}-{2 * every}")

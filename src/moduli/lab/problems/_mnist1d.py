@@ -1,7 +1,7 @@
 """MNIST-1D, made by the recipe of its paper, and networks that are trained on it.
 
 Ten digits are drawn as curves of twelve points; each example is one of them, padded, stretched, scaled, moved, sheared, and with
-noise. It takes networks apart that MNIST does not, at a hundredth of the cost. The numbers are drawn here, from a generator of
+noise. It distinguishes networks that MNIST does not, at a hundredth of the cost. The numbers are drawn here, from a generator of
 torch: examples are of the paper's distribution and not those of its file.
 
 Reference: S. Greydanus, D. Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024, section 2 and appendix A.
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ._base import SampledProblem
 from ._data import initialise
 
-# The curves, as columns of one page: the height at twelve places from the top of the digit to its bottom.
+# The curves of the digits: the horizontal position at twelve heights, from the top of the digit to its bottom.
 TEMPLATES = (
     (5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5),
     (5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5),
@@ -43,7 +43,7 @@ def make_mnist1d(count: int = EXAMPLES, seed: int = 42) -> tuple[torch.Tensor, t
 
     Args:
         count: How many examples, a multiple of ten: there are equally many of each digit.
-        seed: Of all random numbers.
+        seed: The seed of all random numbers.
 
     >>> x, y = make_mnist1d(100)
     >>> x.shape, y.bincount().tolist()
@@ -52,7 +52,7 @@ def make_mnist1d(count: int = EXAMPLES, seed: int = 42) -> tuple[torch.Tensor, t
     generator = torch.Generator().manual_seed(seed)
     curves = torch.tensor(TEMPLATES, dtype=torch.float64)
     curves = (curves - curves.mean(1, keepdim=True)) / curves.std(1, correction=0, keepdim=True)
-    curves = (curves - curves[:, :1]) / 6 + 1e-8  # a curve begins at zero, but zero is where there is only noise
+    curves = (curves - curves[:, :1]) / 6 + 1e-8  # an exact zero marks padding, and curves begin at zero
     y = torch.arange(10).repeat_interleave(count // 10)
     width = curves.shape[1] + PADDING[1]
 
@@ -62,8 +62,8 @@ def make_mnist1d(count: int = EXAMPLES, seed: int = 42) -> tuple[torch.Tensor, t
     lengths = curves.shape[1] + PADDING[0] + (draw(len(y), 1) * (PADDING[1] - PADDING[0] + 1)).floor()
     x = _interpolate(F.pad(curves[y], (0, PADDING[1] + 1)), torch.linspace(0, 1, width) * (lengths - 1))
     x = x * (1 + SCALE * (draw(len(y), 1) - 0.5))
-    moved = torch.arange(width) - (draw(len(y), 1) * MOVED).long()
-    x = x.gather(1, moved % width)
+    source = torch.arange(width) - (draw(len(y), 1) * MOVED).long()
+    x = x.gather(1, source % width)
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     x = torch.where(x != 0, x, CORRELATED * _blur(noise))
     x = x + INDEPENDENT * torch.randn(x.shape, generator=generator, dtype=torch.float64)
@@ -106,30 +106,30 @@ class Mnist1D(SampledProblem):
     budget = 1000
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
+        """Return a network with random weights of variance 1 / inputs."""
         return initialise(lambda: nn.Sequential(nn.Linear(LENGTH, 50), nn.ReLU(), nn.Linear(50, 10)), seed)
 
     def resample(self, generator: torch.Generator) -> None:
-        """Another batch."""
+        """Draw another batch."""
         self.sample = torch.randint(EXAMPLES, (100,), generator=generator)
 
     def loss_of(self, model: Callable[..., torch.Tensor], sample: torch.Tensor | None) -> torch.Tensor:
-        """The cross entropy of these examples."""
+        """Return the loss of a batch, or of the examples that runs are judged by."""
         return self.loss_on(model, *self.gather(torch.arange(JUDGED) if sample is None else sample))
 
     def gather(self, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Examples and their digits."""
+        """Return examples and their digits."""
         x, y = make_mnist1d()
         return x[sample], y[sample]
 
     def loss_on(self, model: Callable[..., torch.Tensor], *data: torch.Tensor) -> torch.Tensor:
-        """The mean cross entropy."""
+        """Return the mean cross entropy."""
         x, y = data
         return F.cross_entropy(model(x), y)
 
 
 class _Channels(nn.Module):
-    """From (batch, places) to (batch, 1, places)."""
+    """A layer from (batch, places) to (batch, 1, places)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the axis of channels."""
@@ -149,7 +149,7 @@ class Mnist1DConv(Mnist1D):
     stacks = False
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
+        """Return a network with random weights of variance 1 / inputs."""
 
         def make() -> nn.Module:
             layers: list[nn.Module] = [_Channels()]
@@ -176,7 +176,7 @@ class Mnist1DAutoencoder(Mnist1D):
     optimum = 0.2249
 
     def model(self, seed: int) -> nn.Module:
-        """Random weights of variance 1 / inputs."""
+        """Return a network with random weights of variance 1 / inputs."""
 
         def make() -> nn.Module:
             sizes = (LENGTH, 32, 8, 32, LENGTH)
@@ -188,5 +188,5 @@ class Mnist1DAutoencoder(Mnist1D):
         return initialise(make, seed)
 
     def loss_on(self, model: Callable[..., torch.Tensor], *data: torch.Tensor) -> torch.Tensor:
-        """The mean squared error."""
+        """Return the mean squared error."""
         return F.mse_loss(model(data[0]), data[0])

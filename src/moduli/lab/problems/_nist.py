@@ -94,7 +94,7 @@ def read_nist() -> dict[str, NistData]:
     >>> read_nist()["Misra1a"].certified
     tensor([2.3894e+02, 5.5016e-04], dtype=torch.float64)
     """
-    out = {}
+    sets = {}
     text = resources.files(__package__).joinpath("nist.txt").read_text(encoding="utf-8")
     for block in text.split("[")[1:]:
         name, _, body = block.partition("]\n")
@@ -103,18 +103,18 @@ def read_nist() -> dict[str, NistData]:
             key: torch.tensor([float(n) for n in numbers.split()], dtype=torch.float64) for key, _, numbers in lines
         }
         x = torch.stack([rows["x"], rows["x2"]]) if "x2" in rows else rows["x"]
-        # Nelson's model is one of the logarithm of what was observed.
+        # Nelson's model predicts the logarithm of the observations.
         y = rows["y"].log() if name == "Nelson" else rows["y"]
         starts = (rows["start 1"], rows["start 2"])
-        out[name] = NistData(starts, rows["certified"], rows["stderr"], float(rows["rss"]), y, x)
-    return out
+        sets[name] = NistData(starts, rows["certified"], rows["stderr"], float(rows["rss"]), y, x)
+    return sets
 
 
 class NistFit(Problem):
     """A nonlinear regression with certified values; the loss is the residual sum of squares.
 
     Args:
-        key: The name of the data set, as NIST has it.
+        key: NIST's name of the data set.
 
     >>> fit = NistFit("Misra1a")
     >>> fit.dimension, round(fit.measure(Point(fit.data.certified)), 6)
@@ -135,13 +135,13 @@ class NistFit(Problem):
         self.tolerance = max(1e-9 * self.data.rss, 1e-20)
 
     def model(self, seed: int) -> Point:
-        """NIST's first starting point for even seeds, the second for odd ones."""
+        """Return NIST's first starting point for even seeds, the second for odd ones."""
         return Point(self.data.starts[seed % 2])
 
     def residuals(self, model: Callable[..., Any]) -> Tensor:
-        """What the model predicts, less what was observed."""
+        """Return the predictions minus the observations."""
         return self.predict(model(), self.data.x) - self.data.y
 
     def loss(self, model: Callable[..., Any]) -> Tensor:
-        """The residual sum of squares."""
+        """Return the residual sum of squares."""
         return self.residuals(model).square().sum()

@@ -15,8 +15,8 @@ BONDS = ("s energy", "p energy", "s-s", "p-p", "s-p", "s-s 2nd", "p-p 2nd")
 TRUE_HOPPINGS = (-2.0, 2.0, -0.5, 0.4, 0.6, -0.15, 0.1)
 
 
-def _bond_matrices(momenta: torch.Tensor) -> Tensor:
-    """What each bond adds to the Hamiltonian of a chain with an s and a p orbital per site, at each momentum."""
+def _make_bond_matrices(momenta: torch.Tensor) -> Tensor:
+    """Return the term of each bond in the Hamiltonian of a chain with an s and a p orbital per site, at each momentum."""
     one, wave = torch.ones_like(momenta), 2 * torch.cos(momenta)
     far, odd = 2 * torch.cos(2 * momenta), 2j * torch.sin(momenta)
     matrices = torch.zeros(len(BONDS), len(momenta), 2, 2, dtype=torch.complex128)
@@ -38,7 +38,7 @@ class TightBinding(Module):
         self.hoppings = tensor(hoppings, bond=list(BONDS)).attach()
 
     def forward(self) -> Tensor:
-        """The bands: axes k and spectrum."""
+        """Return the bands: axes k and spectrum."""
         strengths = self.hoppings.to(torch.complex128)
         return eigvalsh(dot(strengths, self.matrices, over="bond"))
 
@@ -64,27 +64,27 @@ class Bands(Problem):
     budget = 600
 
     def __init__(self) -> None:
-        self.matrices = _bond_matrices(torch.linspace(-math.pi, math.pi, 33, dtype=torch.float64))
+        self.matrices = _make_bond_matrices(torch.linspace(-math.pi, math.pi, 33, dtype=torch.float64))
         truth = TightBinding(self.matrices, torch.tensor(TRUE_HOPPINGS, dtype=torch.float64))
         with torch.no_grad():
             self.energies = truth().detach()
 
     def model(self, seed: int) -> TightBinding:
-        """Two flat bands in the right order, and weak random bonds."""
+        """Return a chain with two flat bands in the right order, and weak random bonds."""
         noise = torch.randn(len(BONDS), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         start = 0.2 * noise
         start[0], start[1] = start[0] - 1, start[1] + 1
         return TightBinding(self.matrices, start)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean squared error of the energies."""
+        """Return the mean squared error of the energies."""
         error: Tensor = model() - self.energies
         return _strip_labels((error**2).mean())
 
 
 @nograd_tensors("hamiltonian")
 class TrialState(Module):
-    """A state as amplitudes of oscillator levels; called, it gives its mean energy."""
+    """A state as amplitudes of oscillator levels; called, it returns its mean energy."""
 
     def __init__(self, hamiltonian: Tensor, amplitudes: torch.Tensor) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class TrialState(Module):
         self.amplitudes = tensor(amplitudes, "level").attach()
 
     def forward(self) -> Tensor:
-        """<c|H|c> / <c|c>."""
+        """Return <c|H|c> / <c|c>."""
         c = self.amplitudes
         energy = dot(dot(c, self.hamiltonian, over="level").rename(other="level"), c, over="level")
         result: Tensor = energy / dot(c, c, over="level")
@@ -116,7 +116,7 @@ class GroundState(Problem):
     budget = 600
 
     def __init__(self, levels: int = 20) -> None:
-        # x is taken in a larger basis, so that x^4 is exact in the levels that are kept.
+        # x is taken in a larger basis, so that x^4 is exact in the first `levels` levels.
         root = torch.arange(1, levels + 8, dtype=torch.float64).div(2).sqrt()
         position = torch.diag(root, 1) + torch.diag(root, -1)
         quartic = torch.linalg.matrix_power(position, 4)[:levels, :levels]
@@ -125,16 +125,16 @@ class GroundState(Problem):
         self.optimum = float(torch.linalg.eigvalsh(matrix)[0])
 
     def model(self, seed: int) -> TrialState:
-        """Random amplitudes that fall off with the level."""
+        """Return random amplitudes that decrease with the level."""
         size = self.hamiltonian.shape[0]
         noise = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return TrialState(self.hamiltonian, noise / (1 + torch.arange(size, dtype=torch.float64)))
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """The mean energy."""
+        """Return the mean energy."""
         return _strip_labels(model())
 
 
 def _strip_labels(value: Tensor | torch.Tensor) -> torch.Tensor:
-    """Without labels. Under vmap, what has no axes is plain already."""
+    """Return a tensor without labels; under vmap, a value without axes is a plain tensor already."""
     return value if isinstance(value, torch.Tensor) else value.data

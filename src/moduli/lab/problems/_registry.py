@@ -36,9 +36,9 @@ NIST = {f"nist-{key.lower()}": key for key in MODELS}
 
 
 def names() -> list[str]:
-    """The names of all problems, those of other packages (entry points `moduli.problems`) last.
+    """Return the names of all problems, those of other packages (entry points `moduli.problems`) last.
 
-    Names that end in a number can be had in other sizes.
+    Names that end in a number also exist in other sizes.
 
     >>> "rosenbrock" in names(), "rosenbrock-20" in names()
     (True, True)
@@ -48,7 +48,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Problem:
-    """The problem of this name.
+    """Return the problem of a name.
 
     Args:
         name: One of `names()`, or such a name with another number at its end.
@@ -77,7 +77,7 @@ def get(name: str) -> Problem:
             raise UnknownProblemError(f"{name}: the number of numbers is from 2 to {LARGEST}")
         return SCALABLE[match[1]][1](match[1], size)
     if name in (plugins := list_plugins("problems")):
-        from .._reference import as_problem  # which knows what a problem may be written as, and imports this room
+        from .._reference import as_problem  # imported here, because it imports this package
 
         return as_problem(load_plugin(plugins[name]), name)
     near = difflib.get_close_matches(name, [*names(), *SCALABLE], n=1)
