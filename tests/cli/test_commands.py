@@ -183,6 +183,11 @@ def test_merge_writes_a_file_and_refuses_invalid_coefficients(call, tmp_path):
     failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "d.safetensors", "--set", "t=abc")
     assert failed.returncode == 2
     assert "abc is no number" in failed.stderr
+    before = (tmp_path / "a.safetensors").read_bytes()
+    failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "./a.safetensors", "--set", "t=0.25")
+    assert failed.returncode == 2
+    assert "is one of the models, and would be overwritten" in " ".join(failed.stderr.split())
+    assert (tmp_path / "a.safetensors").read_bytes() == before
     assert call("merge", "stew", "a.safetensors", "b.safetensors", "-o", "d.safetensors").returncode == 2
     assert not (tmp_path / "d.safetensors").exists()
 
@@ -196,6 +201,7 @@ def test_links_and_race_list_names(call):
     assert "learning rate" in call("links", "LR").stdout.lower()
     assert call("links", "Adam").stdout.startswith("Adam(*, beta1=0.9, beta2=0.999, eps=1e-08,")
     assert "torch.LBFGS" in call("links", "torch").stdout
+    assert call("links", "trust", "region").stdout == call("links", "trust region").stdout != ""
     problems = json.loads(call("race", "--list", "--json").stdout)
     assert [entry["name"] for entry in problems] == lab.problems.names()
     assert "rosenbrock" in call("race", "--list").stdout

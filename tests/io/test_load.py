@@ -440,3 +440,8 @@ def test_an_optimizer_with_other_names_keeps_its_own_state(tmp_path):
     result = mio.load(tmp_path / "net", other, optimizer=mo.Optimizer(other, mo.m.Adam(), mo.m.LR(0.1)), strict=False)
     assert result.fresh == ("0.weight", "0.bias")
     assert result.dropped == ("weight", "bias")
+
+
+def test_a_directory_is_refused_with_the_file_to_give(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"give the file that `mo.save` has written"):
+        mo.load(tmp_path, nn.Linear(2, 2))

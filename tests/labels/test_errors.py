@@ -26,6 +26,7 @@ REFUSED = {
     "tensor extra": (lambda: mo.tensor([1.0], "x", y=["a"]), ValueError, r"\['y'\], but the names of the axes are \['x'\]"),
     "duplicate labels": (lambda: mo.tensor([1.0, 2.0], x=["a", "a"]), ValueError, "'a' occurs more than once"),
     "unhashable label": (lambda: mo.tensor([1.0, 2.0], x=["a", []]), TypeError, r"hashable"),
+    "norm of an axis": (lambda: T.norm("row"), TypeError, "the first argument is the order; write dim='row' for the axis"),
     # pairing
     "labels differ": (
         lambda: T + mo.zeros(row=["b", "c"], col=3), ValueError,

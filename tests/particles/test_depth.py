@@ -140,3 +140,11 @@ def test_removing_a_layer_is_one_edit():
     assert mo.particles.history(net) == ["version 1: the Linear at '2' was removed"]
     with pytest.raises(IndexError, match="no position '3'"):
         remove(net, "3")
+
+
+def test_a_population_is_no_model_to_insert_into():
+    pop = mo.Population.of(nn.Sequential(nn.Linear(2, 2)), 3)
+    with pytest.raises(TypeError, match="insert: it takes one nn.Module, not a Population"):
+        insert(pop, "0", nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="remove: it takes one nn.Module, not a Population"):
+        remove(pop, "0")

@@ -261,6 +261,34 @@ def test_dtype_and_requires_grad_stay_the_same(dtype):
     torch.testing.assert_close(compute(net, (x,))[0], expected[0], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["split", "zero"])
+def test_models_of_half_precision_grow_with_the_default_tolerance(dtype, how):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 30)).to(dtype)
+    x = torch.randn(5, 40, dtype=dtype)
+    expected = net(x)
+    grow(net, {"0.out": 120}, example=x, how=how)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(net(x), expected, rtol=2 * eps, atol=2 * eps)
+    normalised = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)).to(dtype)
+    with pytest.raises(GrowthError, match="takes statistics over these units"):
+        grow(normalised, {"0.out": 12}, example=torch.randn(3, 4, dtype=dtype))
+
+
+class ConvertedInput(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.bfloat16())
+
+
+def test_models_that_convert_their_inputs_to_half_precision_grow():
+    net = nn.Sequential(ConvertedInput(40, 80), nn.ReLU(), nn.Linear(80, 30)).bfloat16()
+    x = torch.randn(5, 40)
+    expected = net(x)
+    grow(net, {"0.out": 120}, example=x)
+    torch.testing.assert_close(net(x), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_shrinking_keeps_units_by_position_score_and_mask():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 5)), torch.randn(2, 3)

@@ -109,6 +109,8 @@ def merge(
         exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(recipes)}, or give a FILE.yml")
     if output is None:
         exit_with_usage("where to? Give the file or the directory to write with --out")
+    if output.exists() and any(output.samefile(each) for each in files or []):
+        exit_with_usage(f"{output} is one of the models, and would be overwritten; give another place with --out")
     if written and (files or not Path(recipe).exists()):
         exit_with_usage(f"{recipe} names its models itself: it is a file, and there are no others")
     try:

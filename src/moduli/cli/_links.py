@@ -12,8 +12,8 @@ from ._console import exit_with_usage, print_columns, print_json
 
 
 def links(
-    query: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         Argument(metavar="NAME", help="A name, a family, or words to search for.", autocompletion=complete_link),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
@@ -23,8 +23,9 @@ def links(
     \b
     moduli links Adam
     moduli links momentum
-    moduli links "trust region"
+    moduli links trust region
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
+    query = " ".join(words) if words else None
     catalogue = entries()
     families = {entry["family"] for entry in catalogue.values()}
     # A word may be the name of a family and of one preset; the family says more.

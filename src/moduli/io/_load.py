@@ -1,6 +1,7 @@
 """`load` and `read`: everything is read and checked first, then all of it is applied, or nothing."""
 
 import copy
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -255,6 +256,9 @@ def _decode_state(saved: SavedFile, node: Mapping[str, Any]) -> Any:
 
 def open_file(path: PathLike) -> SavedFile:
     """Open a safetensors file, or a file of `torch.save`, which is recognised by its first bytes."""
+    if os.path.isdir(path):
+        text = "it is a directory; give the file that `mo.save` has written (`moduli.io.TensorFiles` reads models in several files)"
+        raise IsADirectoryError(errno.EISDIR, text, os.fspath(path))
     start = read_regular(lambda descriptor: os.read(descriptor, 8), path)
     ours = start != _OLD and (start[:4] != _ZIP or start[5:] == b"\0\0\0")
     return SavedFile(path) if ours else TorchFile(path)

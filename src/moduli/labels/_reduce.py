@@ -265,6 +265,11 @@ def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = Fals
         >>> mo.tensor([3.0, 4.0], "x").norm().item()
         5.0
     """
+    order: Any = ord
+    if isinstance(order, str):
+        raise TypeError(
+            f"norm: the first argument is the order; write dim={order!r} for the axis, or a number for the order"
+        )
     return _reduce_data(torch.linalg.vector_norm, t, dim, keepdim, ord=ord)
 
 

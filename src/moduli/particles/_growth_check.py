@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .._torch import pytree
 from ..axes import INDEXED, ModelAxes, measure_difference
+from ..layout import call_with_tensors
 from ._module_sizes import NORMALISATIONS
 from ._unit_plan import AxisResize
 from .errors import StructureError
@@ -29,6 +31,13 @@ class GrowthError(StructureError):
     """
 
 
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
 class FunctionCheck:
     """Compares the outputs of a resized model with those before.
 
@@ -40,6 +49,7 @@ class FunctionCheck:
         kwargs: Example keyword arguments of `forward`.
         verb: The operation, for errors.
         tolerance: The largest accepted difference, relative to the largest output; None to check only that the model runs.
+            It is at least half of the epsilon of parameters of half precision.
 
     Attributes:
         active: Whether outputs are compared.
@@ -56,9 +66,13 @@ class FunctionCheck:
         tolerance: float | None,
     ) -> None:
         self.net, self.resizes, self.verb, self.tolerance = net, resizes, verb, tolerance
+        half = [torch.finfo(each.dtype).eps for _, each in self._list_tensors() if each.dtype in _HALF]
+        if half and tolerance is not None:
+            self.tolerance = max(tolerance, max(half) / 2)  # weights that are divided among copies are rounded
         self._axes, self._arguments, self._kwargs = axes, arguments, kwargs
         self._runs = bool(arguments or kwargs) and all(self._fits_example(each) for each in resizes)
         self.active = self._runs and tolerance is not None
+        self._widens = True
         self._expected = self._run() if self.active else []
         self._failures: list[_Difference] = []
 
@@ -143,7 +157,19 @@ class FunctionCheck:
         ]
 
     def _run(self) -> list[Tensor]:
+        """Return the outputs for the example; of a model of half precision in single precision, where rounding hides no change."""
+        half = {name: each.float() for name, each in self._list_tensors() if each.dtype in _HALF}
+        if half and self._widens:
+            arguments, kwargs = pytree.tree_map_only(Tensor, _widen, (self._arguments, dict(self._kwargs)))
+            try:
+                return run_example(partial(call_with_tensors, self.net, half), (arguments, kwargs), {}, self.net)
+            except RuntimeError:  # the model's own code converts to half precision, which does not mix with single
+                self._widens = False
         return run_example(self.net, self._arguments, self._kwargs)
+
+    def _list_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.net.named_parameters()
+        yield from self.net.named_buffers()
 
     def _compare(self, outputs: Sequence[Tensor]) -> float:
         """Return the largest difference of the outputs, without the entries of new units."""
@@ -185,16 +211,20 @@ def list_arguments(example: Any) -> tuple[Any, ...]:
     return example if isinstance(example, tuple) else (example,)
 
 
-def run_example(net: nn.Module, arguments: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def run_example(
+    function: Callable[..., Any], arguments: tuple[Any, ...], kwargs: Mapping[str, Any], net: nn.Module | None = None
+) -> list[Tensor]:
     """Run a model in evaluation mode, and return copies of the tensors among its outputs.
 
     Args:
-        net: The model.
-        arguments: The arguments of its forward.
-        kwargs: The keyword arguments of its forward.
+        function: The model, or a function that runs it.
+        arguments: The arguments of the function.
+        kwargs: Its keyword arguments.
+        net: The model, if `function` is another one.
     """
-    with evaluate(net), torch.no_grad():
-        result = net(*arguments, **kwargs)
+    model = cast(nn.Module, function) if net is None else net
+    with evaluate(model), torch.no_grad():
+        result = function(*arguments, **kwargs)
     return [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 

@@ -69,6 +69,7 @@ def insert(
     """
     if start not in ("identity", "as given"):
         raise ValueError(f"start={start!r}; it is 'identity' or 'as given'")
+    _check_model(net, "insert")
     follow_relatives(net)
     container, position = _find_place(net, path, "insert", extra=1)
     if any(block is module for module in net.modules()):
@@ -123,11 +124,18 @@ def remove(net: T, path: str) -> T:
           (1): Linear(in_features=3, out_features=2, bias=True)
         )
     """
+    _check_model(net, "remove")
     follow_relatives(net)
     container, position = _find_place(net, path, "remove", extra=0)
     sentence = f"the {type(container[position]).__name__} at {path!r} was removed"
     edit_model(net, partial(_write, container, position, None, sentence), lambda: None)
     return net
+
+
+def _check_model(net: Any, verb: str) -> None:
+    """Raise TypeError for anything but one model."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"{verb}: it takes one nn.Module, not a {type(net).__name__}")
 
 
 def _find_place(net: nn.Module, path: str, verb: str, extra: int) -> tuple[Any, int]:

@@ -60,7 +60,8 @@ def grow(
         kwargs: Keyword arguments of the forward.
         attributes: Sizes in attributes of the model's own modules, by dotted name: `{"att.heads": 8}`. Those of torch's layers
             are set automatically.
-        tolerance: The largest difference of the outputs, relative to the largest one (at least 1).
+        tolerance: The largest difference of the outputs, relative to the largest one (at least 1). Models of half precision are
+            compared in single precision; their divided weights are rounded, so it is at least half of their epsilon.
 
     Returns:
         The model.
