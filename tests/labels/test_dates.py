@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import moduli as mo
@@ -37,6 +37,8 @@ def test_dates_are_equal_in_every_unit(counts: list[int], unit: str, data: st.Da
         other = dates.astype(f"M8[{finer}]")
     except OverflowError:
         return
+    # Years and months begin within weeks, so weeks are not finer.
+    assume(finer != "W" or unit == "W")
     space, other_space = Space(dates, "t"), Space(other, "t")
     assert space == other_space
     assert hash(space) == hash(other_space)
