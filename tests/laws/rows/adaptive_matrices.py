@@ -68,11 +68,11 @@ def _splus(x, g, memory, t):
     memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
     if g.dim() < 2:
         return 0.1 * 1e-3 * memory["m"].sign()
+    QL, QR = memory.get("Q", [torch.eye(size, dtype=g.dtype) for size in g.shape])
     memory["L"] = 0.999 * memory.get("L", 0) + 0.001 * g @ g.T
     memory["R"] = 0.999 * memory.get("R", 0) + 0.001 * g.T @ g
-    if (t - 1) % 3 == 0:
-        memory["QL"], memory["QR"] = torch.linalg.eigh(memory["L"])[1], torch.linalg.eigh(memory["R"])[1]
-    QL, QR = memory["QL"], memory["QR"]
+    if t == 1 or t % 3 == 0:  # the bases of the next step
+        memory["Q"] = [torch.linalg.eigh(memory[key])[1] for key in "LR"]
     rotated = QL.T @ memory["m"] @ QR
     return 0.1 * QL @ torch.where(rotated.abs() > 1e-13, rotated, 0.0).sign() @ QR.T * 2 / sum(g.shape)
 

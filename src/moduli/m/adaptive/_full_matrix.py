@@ -276,9 +276,10 @@ class KLShampoo(MatrixTransform):
 class SPlus(MatrixTransform):
     r"""The sign of the momentum in Shampoo's eigenbasis, rotated back: whitening that stays bounded between bases.
 
-    $L \leftarrow \beta_2 L + (1-\beta_2) U U^T$, R likewise, $M \leftarrow \beta_1 M + (1-\beta_1) U$; at every T-th step
-    $Q_L, Q_R$ become the eigenvectors of L and R; and
-    $u \leftarrow \frac{2}{m+n}\, Q_L \operatorname{sign}(Q_L^T M Q_R)\, Q_R^T$. Vectors, and matrices with an axis above
+    $L \leftarrow \beta_2 L + (1-\beta_2) U U^T$, R likewise, $M \leftarrow \beta_1 M + (1-\beta_1) U$ and
+    $u \leftarrow \frac{2}{m+n}\, Q_L \operatorname{sign}(Q_L^T M Q_R)\, Q_R^T$; after the first step and after every T-th,
+    $Q_L, Q_R$ become the eigenvectors of L and R. They begin as identities, as in the authors' code: in a basis of its own an
+    update is diagonal, and its signs are a much smaller step. Vectors, and matrices with an axis above
     `max_dim`, take $10^{-3}\operatorname{sign}(M)$. The authors evaluate at an average of the parameters over steps
     (`torch.optim.swa_utils.AveragedModel` makes one) and take a step size of 0.1.
 
@@ -333,12 +334,13 @@ class SPlus(MatrixTransform):
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         if "left_basis" not in state:
             return
+        before = state["step"] - 1
+        if before == 1 or (before > 0 and before % setting["precond_freq"] == 0):
+            for key in ("left", "right"):
+                state[f"{key}_basis"] = eigenvectors(state[f"{key}_covariance"]).contiguous()
         x = tensor.reshape(tensor.shape[0], -1)
         state["left_covariance"].lerp_(x @ x.mH, 1 - setting["beta2"])
         state["right_covariance"].lerp_(x.mH @ x, 1 - setting["beta2"])
-        if (state["step"] - 1) % setting["precond_freq"] == 0:
-            for key in ("left", "right"):
-                state[f"{key}_basis"] = eigenvectors(state[f"{key}_covariance"]).contiguous()
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         mean = state["exp_avg"]
