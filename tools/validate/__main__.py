@@ -30,7 +30,7 @@ SECTIONS = {
     "nist": ("fitting", "check_nist"),
     "constraints": ("fitting", "check_constraints"),
     "bbob": ("fitting", "check_bbob"),
-    "steps": ("training", "check_steps"),
+    "steps": ("steps", "check_steps"),
     "losses": ("training", "check_language_model"),
     "mup": ("training", "check_mup"),
     "growth": ("training", "check_growth"),

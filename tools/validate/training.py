@@ -1,94 +1,12 @@
-"""Sections on optimizers: steps beside reference implementations, losses of a language model, widths, growth, and CartPole."""
+"""Sections on training: losses of a language model, widths, growth, and CartPole."""
 
 from __future__ import annotations
 
-import importlib
 import warnings
 
 import torch
-from _section import BENCHMARKS, ROOT, Section, capture, is_installed, load, quick_environment, tabulate
+from _section import BENCHMARKS, Section, capture, is_installed, load, quick_environment, tabulate
 from torch import nn
-
-STEPS, CLOSE = 30, 1e-6
-
-
-def check_steps() -> Section:
-    """Return the section on thirty steps of presets beside their reference implementations, with equal settings."""
-    from moduli import Optimizer, presets
-
-    references = load(ROOT / "tools" / "preset_defaults.py").REFERENCES
-    rows, lost = [], []
-    for name, reference in sorted(references.items()):
-        module, _, kind = reference.path.rpartition(".")
-        if not is_installed(reference.package):
-            rows.append((f"`{name}`", f"`{reference.path}`", "not installed", ""))
-            continue
-        try:
-            difference, scale = _compare_steps(
-                presets, Optimizer, name, reference, getattr(importlib.import_module(module), kind)
-            )
-        except Exception as error:  # noqa: BLE001 - a peer may raise any error, which is shown in its row
-            rows.append(
-                (f"`{name}`", f"`{reference.path}`", f"not compared: {type(error).__name__}: {str(error)[:80]}", "")
-            )
-            continue
-        equal = difference <= CLOSE
-        rows.append((f"`{name}`", f"`{reference.path}`", f"{difference:.1e}", "equal" if equal else "**other steps**"))
-        if not equal:
-            lost.append(
-                f"`{name}` and `{reference.path}`: {difference:.1e} after {STEPS} steps of a path of {scale:.1e}"
-            )
-    about = (
-        f"Largest difference of a parameter after {STEPS} steps in double precision, with the same gradients of a small network "
-        f"and the reference's own defaults; equal is at most {CLOSE:g}. Nothing here is random. Other steps need not be wrong: "
-        "collections differ from the papers, too, and [the table of defaults](preset-defaults.md) says which rule is followed."
-    )
-    heads = ("preset", "reference", "largest difference", "")
-    return Section(
-        "Optimizers beside their reference implementations", about, "python tools/validate steps", tabulate(heads, rows), lost,
-        ("torch", "pytorch_optimizer"),
-    )  # fmt: skip
-
-
-def _compare_steps(presets, optimizer, name, reference, kind) -> tuple[float, float]:
-    """Return the largest difference of a parameter, and the largest distance that one has moved."""
-    settings = {}
-    for ours, (path, value) in reference.defaults.items():
-        if value is not None:
-            settings[ours] = (
-                -value if path.startswith("-") and not isinstance(value, bool) and ours not in ("decay",) else value
-            )
-    nets = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        bias = "uon" not in name  # Muon and its variants take matrices only
-        nets.append(nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)).double())
-    x, y = torch.randn(32, 6).double(), torch.randn(32, 3).double()
-    start = [param.detach().clone() for param in nets[0].parameters()]
-    mine = optimizer(nets[0], *getattr(presets, name)(**settings))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = kind(nets[1].parameters())
-        if hasattr(theirs, "train"):
-            theirs.train()
-    for _ in range(STEPS):
-        for net, opt in zip(nets, (mine, theirs), strict=True):
-
-            def closure(net=net, opt=opt, backward=True):
-                opt.zero_grad()
-                loss = (net(x) - y).square().mean()
-                if backward:
-                    loss.backward(create_graph=name in ("adahessian", "sophia"))
-                return loss
-
-            if opt is mine or isinstance(opt, torch.optim.LBFGS):
-                opt.step(closure)
-            else:
-                closure()
-                opt.step()
-    pairs = zip(nets[0].parameters(), nets[1].parameters(), strict=True)
-    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(nets[0].parameters(), start, strict=True))
-    return max(float((a - b).abs().max()) for a, b in pairs), moved
 
 
 def check_language_model() -> Section:
