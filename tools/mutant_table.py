@@ -201,6 +201,7 @@ LINKS = [
             ("rotated.sgn(), 0.0)", "rotated, 0.0)"),
             ("* (2 / (len(left) + len(right)))", ""),
             ('lerp_(x.mH @ x, 1 - setting["beta2"])', 'lerp_(x.mH @ x, 1 - setting["beta1"])'),
+            ("if before == 1 or (before > 0", "if before == 0 or (before > 0"),
         ),
     ),
     Link(
