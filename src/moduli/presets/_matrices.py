@@ -261,7 +261,8 @@ def splus(
         beta1: Decay rate of the momentum.
         beta2: Decay rate of the covariances.
         precond_freq: Steps between two eigendecompositions.
-        weight_decay: The fraction of the weights that each step subtracts, times `lr`.
+        weight_decay: The fraction of the weights that each step subtracts, times `lr`. The authors also multiply it by the
+            factor 2 / (m + n) of the step of an m x n matrix, so that their decay of matrices is much weaker.
         decay: Which parameters decay: "all", or "matrices" (see `adamw`).
 
     Example:
