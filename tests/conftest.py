@@ -33,7 +33,7 @@ LONG = (
 )
 # Single tests that are left out too: another parameter of a test that runs, or several processes for a result of one.
 LONG_TESTS = (
-    "tests/evolve/test_executors.py::test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from",
+    "tests/evolve/test_executor.py::test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[0]",
     "tests/evolve/test_search.py::test_a_killed_driver_loses_nothing[1]",
     "tests/evolve/test_search.py::test_a_program_without_a_guard_ends_with_one_error[spawn]",
@@ -47,7 +47,7 @@ LONG_TESTS = (
     "tests/optim/test_wrappings.py::test_chains_take_the_steps_of_one_process[fsdp1]",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[Large",
     "tests/particles/test_ecosystem.py::test_a_thousand_steps_keep_one_model_alive[<lambda>",
-    "tests/population/test_shards.py::test_processes_together_compute_what_one_does[4]",
+    "tests/population/test_shard.py::test_processes_together_compute_what_one_does[4]",
     "tests/test_benchmarks.py::test_a_quick_run_takes_fewer_turns_and_writes_no_page",
 )
 BOOK = "tests/laws/test_laws.py"
@@ -75,14 +75,14 @@ UNCOVERED = (
     "tests/laws/test_threads.py",
     "tests/axes/test_transformers.py",
     "tests/labels/test_compile.py",
-    "tests/labels/test_elementwise_laws.py",
+    "tests/labels/test_elementwise.py",
     "tests/io/test_crash.py",
     "tests/merge/test_formulas.py",
     "tests/merge/test_laws.py",
     "tests/minimize/test_hock_schittkowski.py",
     "tests/minimize/test_nist.py",
     "tests/particles/test_laws.py",
-    "tests/particles/test_versions.py",
+    "tests/particles/test_edits.py",
     "tests/population/test_loop.py",
     "tests/test_examples.py",
     "tests/layout/test_structure.py",

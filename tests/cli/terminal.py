@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -57,10 +58,11 @@ class Terminal:
         os.close(slave)
 
     def read(self, until=None, seconds=600):
-        """Read until a text appears, or the command ends."""
+        """Read until a text, or a match of a regular expression, appears, or the command ends."""
+        pattern = re.compile(re.escape(until)) if isinstance(until, str) else until
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if until is not None and until in self.text:
+            if pattern is not None and pattern.search(self.text):
                 return self.text
             if not select.select([self.master], [], [], 0.1)[0]:
                 continue
@@ -71,7 +73,7 @@ class Terminal:
                     raise
                 data = b""
             if not data:
-                if until is not None and until not in self.text:
+                if pattern is not None and not pattern.search(self.text):
                     raise AssertionError(f"{until!r} did not appear before the end of {self.text[-2000:]!r}")
                 return self.text
             self.text += data.decode(errors="replace")

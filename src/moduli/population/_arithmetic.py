@@ -206,7 +206,10 @@ def _reorder_buffers(
 
 def _check_same(ours: Layout, theirs: Layout, refused: str) -> None:
     if ours.entries is not theirs.entries and ours.fingerprint != theirs.fingerprint:
-        raise StructureError(f"{refused}: {diff(ours, theirs)}")
+        raise StructureError(
+            f"{refused}: {diff(ours, theirs)}. A population does not follow the edits of other models: resize its members "
+            "with particles.grow(pop, ...) or shrink, or build one from edited models with Population.from_modules"
+        )
     for x, y in zip(ours, theirs, strict=True):
         if x.device != y.device:
             raise StructureError(

@@ -1,4 +1,4 @@
-"""`functional.step` under `torch.vmap` and forward-mode differentiation: equal to a loop, and to reverse mode."""
+"""`functional.step` under `torch.vmap` and forward-mode differentiation, and `step_tensors` on plain tensors."""
 
 import inspect
 import math
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from moduli import m, presets
+from moduli import Optimizer, m, presets
 from moduli.optim import ChainError, TensorTransform, functional, maybe_chain
 
 D = torch.float64
@@ -178,3 +178,16 @@ def test_links_that_would_cut_tangents_are_refused():
     with pytest.raises(ChainError, match="SOAP can't be differentiated through"):
         torch.func.jvp(advance, (x,), (x,))
     advance(x)
+
+
+def test_links_in_a_list_keep_their_step_counts_between_calls():
+    gradients = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    opt = Optimizer([w], m.Adam(), m.LR(0.1))
+    links, placeholder = [m.Adam(), m.LR(0.1)], torch.zeros(3, dtype=torch.float64)
+    for gradient in gradients:
+        before = w.detach().clone()
+        w.grad = gradient.clone()
+        opt.step()
+        update = functional.step_tensors(links, [gradient.clone()], [placeholder])[0]
+        torch.testing.assert_close(update, before - w.detach(), rtol=1e-9, atol=1e-14)
