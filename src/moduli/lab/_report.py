@@ -21,9 +21,10 @@ import torch
 
 from .._figures import make_axes
 from ._paper import use_log_axes
-from ._results import QUARTILES, TOLERANCES, Results, curves, profiles, summary, write_file
+from ._results import Results, write_file
 from ._scores import choose_winners, find_shift, shift_values
 from ._standings import chosen_settings, sensitivity, standings, tuning_gains
+from ._statistics import QUARTILES, TOLERANCES, curves, profiles, summary
 from .problems import Problem, get
 
 if TYPE_CHECKING:
