@@ -22,7 +22,7 @@ LAB = HERE.parent.parent / "src" / "moduli" / "lab"
 
 def fingerprint() -> str:
     """Return a hash of the stored race and of the code that draws it."""
-    sources = [KEPT, *(LAB / f"_{name}.py" for name in ("report", "results", "paper", "scores"))]
+    sources = [KEPT, *(LAB / f"_{name}.py" for name in ("report", "results", "statistics", "paper", "scores"))]
     return hashlib.blake2b(b"\0".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
@@ -53,7 +53,7 @@ def drawn() -> str:
 def keep(path: Path) -> None:
     """Store the part of a race that the picture needs: curves and paths of one problem, and when each run solved the others."""
     from moduli import lab
-    from moduli.lab._results import costs
+    from moduli.lab._statistics import costs
 
     results = lab.Results.read(path)
     header = {**results.header, "started": "", "machine": {}, "command": []}

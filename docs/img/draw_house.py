@@ -134,7 +134,7 @@ def draw_barrier(losses: dict[str, list[float]]) -> str:
 def draw_profile() -> str:
     """Return the panel of the race."""
     from moduli import lab
-    from moduli.lab._results import profiles
+    from moduli.lab._statistics import profiles
 
     picture = lab.Sketch("log10(evaluations / fewest evaluations)", "fraction solved")
     rows = {row["label"]: row for row in profiles(lab.Results.read(HERE / "race.jsonl"), 1e-3)}

@@ -101,11 +101,15 @@ def _encode(value: Any, path: Path, medium: Medium) -> Any:
         return value if -_INT64 <= value < _INT64 else {"$int": hex(value)}
     if cls is float:
         return _encode_float(value)
+    return _encode_object(value, path, medium)
+
+
+def _encode_object(value: Any, path: Path, medium: Medium) -> Any:
     if isinstance(value, Tensor):
         stored = medium.put(value, path)
         return stored if isinstance(stored, Tensor) else {TENSOR: stored}
-    if cls in medium.kinds:
-        kind = medium.kinds[cls]
+    kind = medium.kinds.get(type(value))
+    if kind is not None:
         return {kind.tag: kind.write(value, path, medium)}
     if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
         return {"$scalar": [value.dtype.str, value.tobytes().hex()]}

@@ -1,25 +1,11 @@
 """`search` over tensors equals the search over a module with these parameters."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
 import moduli as mo
+from evolve.pairs import Pair, bowl, bowl_of_pair
 from moduli.evolve import Pool
-
-
-class Pair(NamedTuple):
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-def bowl(x):
-    return ((x - torch.tensor([1.0, -2.0])) ** 2).sum()
-
-
-def bowl_of_pair(pair):
-    return bowl(pair.a) + (pair.b**2).sum()
 
 
 def test_a_tensor_is_searched_like_the_parameter_of_a_module():

@@ -16,7 +16,7 @@ import torch
 
 from lab import rogues
 from moduli import lab
-from moduli.lab import RunReason, _pool, problems, race
+from moduli.lab import RunReason, _worker, problems, race
 from moduli.lab._pool import execute_all
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
@@ -450,7 +450,7 @@ def test_chains_that_end_or_hang_their_process_when_they_are_made_stop_no_other_
         def stuck(model):
             {stuck}
     """)
-    monkeypatch.setattr(_pool, "WARMUP", 1.0)
+    monkeypatch.setattr(_worker, "WARMUP", 1.0)
     field = [f"'{path}:dying'", f"'{path}:stuck'", "torch.SGD(lr=0.1)"]
     results = race(["sphere-10"], field, seeds=1, budget=100, seconds=3.0, workers=1)
     reasons = [run["reason"] for run in results.runs]

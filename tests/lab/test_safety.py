@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moduli import lab
-from moduli.lab import _pool
+from moduli.lab import _pool, _worker
 
 EVIL = """
 from pathlib import Path
@@ -149,7 +149,7 @@ def wait_until(done):
 def test_a_worker_that_hangs_on_an_import_is_killed(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("import time\nwhile True: time.sleep(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(_pool, "STARTUP", 0.5)
+    monkeypatch.setattr(_worker, "STARTUP", 0.5)
     results = _pool.execute_all([("rosenbrock", "torch.SGD(lr=0.001)", 0)] * 2, LIMITS, 1)
     messages = [message for _, message in results if "reason" in message]
     assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
@@ -161,10 +161,10 @@ def test_a_worker_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
     (tmp_path / "numpy.py").write_text("import time\nwhile True: time.sleep(1)\n")
     program = """
         import sys
-        from moduli.lab import _pool
-        _pool.STARTUP = 1.0
+        from moduli.lab import _worker
+        _worker.STARTUP = 1.0
         sys.path.insert(0, sys.argv[1])
-        print(_pool._RunWorker([], 1.0).process.pid, flush=True)
+        print(_worker.RunWorker([], 1.0).process.pid, flush=True)
         while True: pass
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moduli import lab
-from moduli.lab._results import costs
+from moduli.lab._statistics import costs
 
 values = st.floats(-1e6, 1e6)
 

@@ -159,13 +159,7 @@ def minimize(
     point = StartPoint(x0)
     sides = read_bounds(point, **box, batched=batched)
     run = _start_run(fun, point, sides, request, bounds_by, batched)
-    size = point.choose_tol(request.tol, choose_tolerance(True), choose_tolerance(False))
-    with _show_progress(request.progress, run, request.callback) as after:
-        try:
-            _make_steps(run, request, size, after)
-        except EndOfRun as stop:
-            run.end(str(stop), False)
-        run.finish(size)
+    _make_all_steps(run, request)
     result = run.result()
     problem = None if result.problem is None else result.problem._replace(sides=sides)
     return dataclasses.replace(result, jacobians=run.jacobians, problem=problem)
@@ -232,25 +226,51 @@ def _start_run(
     if batched and name not in BATCHED:
         raise ValueError(f"minimize: {', '.join(BATCHED)} are batched; for {name} call minimize for each start")
     low, high = sides
-    projects = not batched and (name in PROJECTED or name in ("lm", "auto"))
-    bounded = any(bound is not None for bound in (*low, *high))
-    if bounded and bounds_by == "projection" and not projects:
-        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(PROJECTED)} do")
-    transform = batched or (bounded and (bounds_by == "transform" or not projects))
-    variables = Variables(point, low, high, transform)
+    variables = Variables(point, low, high, _choose_transform(name, (*low, *high), bounds_by, batched))
     if batched:
         from ._loop import BatchedRuns
 
         return BatchedRuns(variables, fun, request.max_evals, name)
     run = SingleRun(variables, point.leaves, fun, request.max_evals, name, name in VALUES_ONLY or name in DIRECT)
     if name == "auto":
-        # Least squares for a vector; the dense quasi-Newton method where its matrix is small.
-        run.ready = run.call()
-        data = data_of(run.ready[1])
-        several = data is not None and data.numel() > 1
-        run.method = "lm" if several else "bfgs" if point.size <= 200 else "lbfgs"
+        _choose_method(run)
     request.check_fit(run.method)
     return run
+
+
+def _choose_transform(name: str, bounds: Sequence[Any], bounds_by: str, batched: bool) -> bool:
+    """Return whether bounds hold by a change of variables; otherwise points are projected.
+
+    Args:
+        name: The method.
+        bounds: The lower and upper bounds of the leaves.
+        bounds_by: "projection", "transform" or "auto".
+        batched: Whether there are many starts.
+    """
+    projects = not batched and (name in PROJECTED or name in ("lm", "auto"))
+    bounded = any(bound is not None for bound in bounds)
+    if bounded and bounds_by == "projection" and not projects:
+        raise ValueError(f"minimize: {name} takes bounds by transform; by projection lm, {', '.join(PROJECTED)} do")
+    return batched or (bounded and (bounds_by == "transform" or not projects))
+
+
+def _choose_method(run: SingleRun) -> None:
+    """Choose the method by a first evaluation: least squares for a vector, BFGS where its matrix is small, else L-BFGS."""
+    run.ready = run.call()
+    data = data_of(run.ready[1])
+    several = data is not None and data.numel() > 1
+    run.method = "lm" if several else "bfgs" if run.point.size <= 200 else "lbfgs"
+
+
+def _make_all_steps(run: SingleRun, request: MinimizeRequest) -> None:
+    """Make steps until the run ends, and finish its record."""
+    tol = run.point.choose_tol(request.tol, choose_tolerance(True), choose_tolerance(False))
+    with _show_progress(request.progress, run, request.callback) as after:
+        try:
+            _make_steps(run, request, tol, after)
+        except EndOfRun as stop:
+            run.end(str(stop), False)
+        run.finish(tol)
 
 
 def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Callable[[], bool]) -> None:

@@ -103,8 +103,8 @@ def read_request(
     _check_limits(tol, max_evals, max_steps)
     fit = replace(LeastSquaresOptions(tol=tol or 0.0), **rest)
     named = tuple(rest)
-    if x_scale is not None and x_scale is not False and not (isinstance(x_scale, str) and x_scale == "jac"):
-        fit, named = replace(fit, scale=_read_scale(StartPoint(x0), x_scale)), (*named, "x_scale")
+    if (scale := _read_scale(x0, x_scale)) is not None:
+        fit, named = replace(fit, scale=scale), (*named, "x_scale")
     mode = _read_mode(jac)
     if fit.geodesic and (callable(jac) or jac is True):
         raise ValueError("minimize: geodesic takes second derivatives of the residuals, which jac= does not give")
@@ -158,8 +158,11 @@ def _check_limits(tol: float | None, max_evals: int | None, max_steps: int | Non
             raise ValueError(f"minimize: {name} is {limit}; allow at least one")
 
 
-def _read_scale(point: StartPoint, x_scale: Any) -> Any:
-    """Return the scales of all variables as a vector; raise ValueError if one is not above zero."""
+def _read_scale(x0: Any, x_scale: Any) -> Any:
+    """Return the scales of all variables as a vector, or None by default; raise ValueError if one is not above zero."""
+    if x_scale is None or x_scale is False or (isinstance(x_scale, str) and x_scale == "jac"):
+        return None
+    point = StartPoint(x0)
     parts = point.match(x_scale, "scales of x", lambda part: isinstance(part, int | float))
     rows = zip(parts, point.leaves, point.list_labels(), strict=True)
     parts = [align_numbers(part, leaf, dims, "minimize: scales of x") for part, leaf, dims in rows]

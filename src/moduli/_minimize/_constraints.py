@@ -139,87 +139,119 @@ def minimize_constrained(
     """
     began, point = time.perf_counter(), StartPoint(x0)
     tol, limit = point.choose_tol(tol, 1e-6, 1e-3), max_evals or max(20_000, 400 * point.size)
-    with torch.no_grad():
-        multipliers = [torch.zeros_like(one.values(point.result(point.leaves))) for one in constraints]
-    mu, inner_tol, before = 10.0, 1e-2, math.inf
-    x, history, spent, steps, success = x0, [], 0, 0, False
-
-    def penalise(values: Sequence[Tensor]) -> list[Tensor]:
-        """Return vectors whose halved squared norms are the terms of the augmented Lagrangian, up to a constant."""
-        out = []
-        for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
-            shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
-            out.append(math.sqrt(mu) * (shifted.clamp(max=0) if one.inequality else shifted))
-        return out
-
-    def evaluate_augmented(p: Any) -> Any:
-        data, more = loss_of(fun(p), True), penalise([one.values(p) for one in constraints])
-        if data.dim() == 1 and data.numel() > 1:
-            return torch.cat([data, *more])
-        return loss_of(data, False) + sum(value_of(one) for one in more)
-
+    run = _AugmentedLagrangian(fun, constraints, point, tol)
+    x, history, spent, steps = x0, [], 0, 0
     while True:
         left = None if max_steps is None else max_steps - steps
-        last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent, max_steps=left, **options)
+        last = minimize(run.evaluate, x, tol=run.inner_tol, max_evals=limit - spent, max_steps=left, **options)
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
-        with torch.no_grad():
-            seen = [one.values(x).detach() for one in constraints]
-            value = last.value - sum(float(value_of(one)) for one in penalise(seen))
-        violation, slack = _update_multipliers(constraints, seen, multipliers, mu)
-        # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
-        kkt = max(violation, slack, last.gradient_norm or 0.0)
-        history.append((spent, value))
-        if callback is not None and ask_to_stop(callback, dataclasses.replace(last, value=value, kkt_residual=kkt)):
-            reason = "The callback asked to stop."
+        run.update(last)
+        history.append((spent, run.value))
+        so_far = dataclasses.replace(last, value=run.value, kkt_residual=run.kkt)
+        if callback is not None and ask_to_stop(callback, so_far):
+            reason, success = "The callback asked to stop.", False
             break
-        if not math.isfinite(last.value) or ("unbounded" in last.reason and mu > 1e8):
-            reason = last.reason
-            break
-        success = kkt <= tol and _has_converged(last)
-        if success:
-            reason = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}."
-            break
-        if spent >= limit or steps == max_steps:
+        reason, success = run.find_end(last)
+        if not reason and (spent >= limit or steps == max_steps):
             what = f"{limit} evaluations" if spent >= limit else f"{max_steps} steps"
             reason = f"The limit of {what} was reached."
+        reason = reason or run.tighten()
+        if reason:
             break
-        if violation > 0.25 * before:
-            if mu >= 1e10:
-                reason = f"The constraints can not be met: the least violation found is {violation:.2g}."
-                break
-            mu *= 10
-        before = min(before, violation)
-        inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    active = select_active(constraints, [lam > c for lam, c in zip(multipliers, seen, strict=True)])
     return dataclasses.replace(
-        last,
-        value=value,
+        so_far,
         reason=reason,
         success=success,
         steps=steps,
         evaluations=spent,
         seconds=time.perf_counter() - began,
         history=tuple(history),
-        multipliers=tuple(multipliers),
-        kkt_residual=kkt,
+        multipliers=tuple(run.multipliers),
         # The Jacobian of the last run has rows of penalties.
-        problem=last._require_problem()._replace(fun=fun, J=None, constraints=active),
+        problem=last._require_problem()._replace(fun=fun, J=None, constraints=run.select_active()),
     )
 
 
-def _update_multipliers(
-    constraints: Sequence[Constraint], values: Sequence[Tensor], multipliers: list[Tensor], mu: float
-) -> tuple[float, float]:
-    """Replace the multipliers by the next ones; return the largest violation, and the largest gap in complementarity."""
-    from ..m import AugmentedLagrangian  # imported here because other methods do not need it
+class _AugmentedLagrangian:
+    """The augmented Lagrangian of a function with constraints, whose multipliers and penalty change from run to run.
 
-    violation = slack = 0.0
-    for i, (c, one) in enumerate(zip(values, constraints, strict=True)):
-        violation = max(violation, AugmentedLagrangian.violation(c, one.inequality))
-        multipliers[i] = AugmentedLagrangian.next_multiplier(c, multipliers[i], mu, one.inequality)
-        if one.inequality and c.numel():
-            slack = max(slack, float(torch.minimum(c.abs(), multipliers[i]).max()))
-    return violation, slack
+    Attributes:
+        mu: The factor of the penalty.
+        inner_tol: The tolerance of the next run.
+        value: The function at the end of the last run.
+        kkt: The residual there of the conditions of Karush, Kuhn and Tucker.
+
+    Args:
+        fun: The function.
+        constraints: The constraints.
+        point: The starting point.
+        tol: The residual at the end.
+    """
+
+    def __init__(
+        self, fun: Callable[[Any], Any], constraints: Sequence[Constraint], point: StartPoint, tol: float
+    ) -> None:
+        self.fun, self.constraints, self.tol = fun, constraints, tol
+        with torch.no_grad():
+            self.seen = [one.values(point.result(point.leaves)) for one in constraints]
+        self.multipliers = [torch.zeros_like(values) for values in self.seen]
+        self.mu, self.inner_tol, self.least_violation = 10.0, 1e-2, math.inf
+        self.value = self.violation = self.kkt = math.inf
+
+    def penalise(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return vectors whose halved squared norms are the terms of the augmented Lagrangian, up to a constant."""
+        out = []
+        for one, c, multiplier in zip(self.constraints, values, self.multipliers, strict=True):
+            shifted = c - multiplier / self.mu if one.inequality else c + multiplier / self.mu
+            out.append(math.sqrt(self.mu) * (shifted.clamp(max=0) if one.inequality else shifted))
+        return out
+
+    def evaluate(self, p: Any) -> Any:
+        """Return the augmented Lagrangian at a point, as residuals if the function returns residuals."""
+        data, more = loss_of(self.fun(p), True), self.penalise([one.values(p) for one in self.constraints])
+        if data.dim() == 1 and data.numel() > 1:
+            return torch.cat([data, *more])
+        return loss_of(data, False) + sum(value_of(one) for one in more)
+
+    def update(self, last: Result) -> None:
+        """Measure the conditions at the end of a run, and replace the multipliers by the next ones."""
+        from ..m import AugmentedLagrangian  # imported here because other methods do not need it
+
+        with torch.no_grad():
+            self.seen = [one.values(last.x).detach() for one in self.constraints]
+            self.value = last.value - sum(float(value_of(one)) for one in self.penalise(self.seen))
+        self.violation = slack = 0.0
+        for i, (c, one) in enumerate(zip(self.seen, self.constraints, strict=True)):
+            self.violation = max(self.violation, AugmentedLagrangian.violation(c, one.inequality))
+            multiplier = AugmentedLagrangian.next_multiplier(c, self.multipliers[i], self.mu, one.inequality)
+            self.multipliers[i] = multiplier
+            if one.inequality and c.numel():
+                slack = max(slack, float(torch.minimum(c.abs(), multiplier).max()))
+        # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
+        self.kkt = max(self.violation, slack, last.gradient_norm or 0.0)
+
+    def find_end(self, last: Result) -> tuple[str, bool]:
+        """Return why the last run was the last one, or "", and whether the conditions hold."""
+        if not math.isfinite(last.value) or ("unbounded" in last.reason and self.mu > 1e8):
+            return last.reason, False
+        if self.kkt <= self.tol and _has_converged(last):
+            return f"The conditions of Karush, Kuhn and Tucker hold to {self.kkt:.2g}, at most {self.tol:.2g}.", True
+        return "", False
+
+    def tighten(self) -> str:
+        """Choose the penalty and tolerance of the next run; return "", or why there is none."""
+        if self.violation > 0.25 * self.least_violation:
+            if self.mu >= 1e10:
+                return f"The constraints can not be met: the least violation found is {self.violation:.2g}."
+            self.mu *= 10
+        self.least_violation = min(self.least_violation, self.violation)
+        self.inner_tol = max(0.1 * self.inner_tol, 0.5 * self.tol)
+        return ""
+
+    def select_active(self) -> list[Callable[[Any], Any]]:
+        """Return the functions that are zero at the end of the last run."""
+        active = [multiplier > c for multiplier, c in zip(self.multipliers, self.seen, strict=True)]
+        return select_active(self.constraints, active)
 
 
 def _has_converged(result: Result) -> bool:

@@ -82,46 +82,94 @@ def curve_fit(
     x, y = _read_data(x), _read_data(y)
     start = _read_start(f, p0, bounds)
     bounds = _read_intervals(bounds, list(start)) or None
-    observed: Tensor = data_of(y) if data_of(y) is not None else torch.as_tensor(y)
     sigma = _align_sigma(sigma, y)
-    if observed.numel() == 0:
-        raise ValueError("curve_fit: y has no numbers in it")
-    weigh = _read_sigma(sigma, observed)
-    used: Tensor | None = None
-    by_name = isinstance(p0, Mapping)
-    order = _RowOrder(y)
+    model = _CurveModel(f, x, y, isinstance(p0, Mapping))
+    observed = model.observed
+    model.weigh = _read_sigma(sigma, observed)
+    if settings.get("nan") == "mask" and sigma is not None and _is_covariance(sigma, observed):
+        model.mask(sigma, start)
+    if jac is not None and not isinstance(jac, str):
+        jac = model.weigh_columns(jac)
+    result = _minimize(model.residuals, start, settings.pop("method", "lm"), bounds=bounds, jac=jac, **settings)
+    problem = result._require_problem()._replace(absolute=absolute_sigma and sigma is not None)
+    spread = None if sigma is None else _read_sigma_vector(sigma, observed)
+    return dataclasses.replace(result, problem=problem, data=CurveData(model.predict, x, observed.detach(), spread))
 
-    def predict(p: Mapping[str, Any], at: Any) -> Any:
-        values = f(at, **p) if by_name else f(at, *p.values())
-        return order.align(values) if at is x else values
 
-    def subtract(p: Mapping[str, Any]) -> Any:
-        values = predict(p, x)
+class _CurveModel:
+    """A model with the data that it is fitted to, and its residuals.
+
+    Args:
+        f: The function of x and the parameters.
+        x: The predictors.
+        y: The observed values.
+        by_name: Whether parameters are passed by name.
+    """
+
+    def __init__(self, f: Callable[..., Any], x: Any, y: Any, by_name: bool) -> None:
+        self.f, self.x, self.y, self.by_name = f, x, y, by_name
+        self.observed: Tensor = data_of(y) if data_of(y) is not None else torch.as_tensor(y)
+        if self.observed.numel() == 0:
+            raise ValueError("curve_fit: y has no numbers in it")
+        self.order = _RowOrder(y)
+        #: Makes residuals of unit variance.
+        self.weigh: Callable[[Tensor], Tensor] | None = None
+        #: Which observed values are used; None for all.
+        self.used: Tensor | None = None
+
+    def _call(self, function: Callable[..., Any], p: Mapping[str, Any], x: Any) -> Any:
+        """Call a function of x and the parameters."""
+        return function(x, **p) if self.by_name else function(x, *p.values())
+
+    def predict(self, p: Mapping[str, Any], x: Any) -> Any:
+        """Return the values of the model; at the x of the data in their order."""
+        values = self._call(self.f, p, x)
+        return self.order.align(values) if x is self.x else values
+
+    def subtract(self, p: Mapping[str, Any]) -> Any:
+        """Return the differences of the model from all observed values."""
+        values = self.predict(p, self.x)
         data = data_of(values)
         if data is None:
             raise TypeError(f"curve_fit: f returned a {type(values).__name__}; write it in torch's functions")
-        if data.shape != observed.shape:
-            shapes = f"f returned shape {tuple(data.shape)}, and y has shape {tuple(observed.shape)}"
+        if data.shape != self.observed.shape:
+            shapes = f"f returned shape {tuple(data.shape)}, and y has shape {tuple(self.observed.shape)}"
             raise ValueError(f"curve_fit: {shapes}; they have to be the same")
-        return values - y if isinstance(values, Labelled) and isinstance(y, Labelled) else data - observed
+        labelled = isinstance(values, Labelled) and isinstance(self.y, Labelled)
+        return values - self.y if labelled else data - self.observed
 
-    def residuals(p: Mapping[str, Any]) -> Any:
-        difference = subtract(p) if used is None else data_of(subtract(p))[used]
-        return difference if weigh is None else weigh(data_of(difference))
+    def residuals(self, p: Mapping[str, Any]) -> Any:
+        """Return the weighted differences from the values that are used."""
+        difference = self.subtract(p) if self.used is None else data_of(self.subtract(p))[self.used]
+        return difference if self.weigh is None else self.weigh(data_of(difference))
 
-    if settings.get("nan") == "mask" and weigh is not None and _is_covariance(sigma, observed):
-        # Each residual of unit variance is a sum, in which one that is not a number would be in all that follow.
+    def mask(self, sigma: Any, start: dict[str, Any]) -> None:
+        """Leave out the values whose residuals are not a number at the start, where `sigma` is a covariance matrix.
+
+        Each residual of unit variance is a sum, in which one that is not a number would be in all that follow.
+        """
         point = StartPoint(start)
         with torch.no_grad():
-            used = ~data_of(subtract(point.result(point.leaves))).isnan()
-        weigh = _read_sigma(_read_numbers(sigma)[used][:, used], observed[used])
+            used = self.used = ~data_of(self.subtract(point.result(point.leaves))).isnan()
+        self.weigh = _read_sigma(_read_numbers(sigma)[used][:, used], self.observed[used])
 
-    if jac is not None and not isinstance(jac, str):
-        jac = _weigh_columns(jac, x, by_name, weigh, observed.numel(), order, used)
-    result = _minimize(residuals, start, settings.pop("method", "lm"), bounds=bounds, jac=jac, **settings)
-    problem = result._require_problem()._replace(absolute=absolute_sigma and sigma is not None)
-    spread = None if sigma is None else _read_sigma_vector(sigma, observed)
-    return dataclasses.replace(result, problem=problem, data=CurveData(predict, x, observed.detach(), spread))
+    def weigh_columns(self, jac: Any) -> Callable[[Any], Any]:
+        """Return the user's Jacobian, a function of x and the parameters, as that of the residuals, by parameter."""
+        if not callable(jac):
+            raise TypeError("curve_fit: jac is a function of x and the parameters, 'forward' or 'reverse'")
+
+        def differentiate(p: Mapping[str, Any]) -> dict[str, Tensor]:
+            out = self._call(jac, p, self.x)
+            matrix = torch.as_tensor(_read_data(out) if data_of(out) is None else data_of(out))
+            matrix = matrix.reshape(self.observed.numel(), -1)
+            if matrix.shape[1] != len(p):
+                raise ValueError(f"curve_fit: jac returned {matrix.shape[1]} columns for {len(p)} parameters")
+            matrix = matrix if self.order.places is None else matrix[self.order.places]
+            matrix = matrix if self.used is None else matrix[self.used]
+            columns = matrix.unbind(1)
+            return dict(zip(p, columns if self.weigh is None else map(self.weigh, columns), strict=True))
+
+        return differentiate
 
 
 class _RowOrder:
@@ -187,9 +235,7 @@ def _read_start(f: Callable[..., Any], p0: Any, bounds: Any) -> dict[str, Any]:
         if not p0:
             raise TypeError("curve_fit: p0 names no parameters")
         return {name: _read_data(value) for name, value in p0.items()}
-    parameters = list(inspect.signature(f).parameters.values())[1:]
-    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    anything = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    names, accepts_more = _list_parameters(f)
     if p0 is None:
         if not names:
             raise TypeError("curve_fit: f names no parameters after x; give p0")
@@ -198,7 +244,7 @@ def _read_start(f: Callable[..., Any], p0: Any, bounds: Any) -> dict[str, Any]:
     else:
         values = data_of(p0)
         starts = list(np.atleast_1d(p0) if values is None else values.detach().reshape(-1))
-        if anything and len(starts) > len(names):
+        if accepts_more and len(starts) > len(names):
             names = [*names, *(f"p{i}" for i in range(len(names), len(starts)))]
         if len(starts) != len(names):
             raise TypeError(
@@ -207,6 +253,13 @@ def _read_start(f: Callable[..., Any], p0: Any, bounds: Any) -> dict[str, Any]:
     return {
         name: _read_data(float(v) if isinstance(v, np.generic) else v) for name, v in zip(names, starts, strict=True)
     }
+
+
+def _list_parameters(f: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Return the names of the positional arguments of a function after the first one, and whether it takes any others."""
+    parameters = list(inspect.signature(f).parameters.values())[1:]
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return names, any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 def _start_inside(interval: Any) -> float:
@@ -232,13 +285,18 @@ def _read_intervals(bounds: Any, names: Sequence[str]) -> dict[str, Any]:
     if len(pairs) == 2 and all(one is None or np.ndim(one) == 0 for one in pairs):
         return dict.fromkeys(names, (pairs[0], pairs[1]))
     if isinstance(bounds, tuple) and len(pairs) == 2:
-        low, high = (list(side) if np.ndim(side) else [side] * len(names) for side in pairs)
-        pairs = list(zip(low, high, strict=False)) if len(low) == len(high) == len(names) else []
+        pairs = _pair_sides(pairs, len(names))
     if len(pairs) != len(names):
         raise ValueError(
             f"curve_fit: there are {len(names)} parameters ({', '.join(names)}); give an interval for each"
         )
     return dict(zip(names, (None if pair is None else tuple(pair) for pair in pairs), strict=True))
+
+
+def _pair_sides(sides: Sequence[Any], count: int) -> list[Any]:
+    """Return all lower and all upper bounds as intervals, of which there are `count`; none if a side has more or fewer."""
+    low, high = (list(side) if np.ndim(side) else [side] * count for side in sides)
+    return list(zip(low, high, strict=True)) if len(low) == len(high) == count else []
 
 
 def _read_sigma_vector(sigma: Any, y: Tensor) -> Tensor:
@@ -275,39 +333,3 @@ def _read_sigma(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor] | None:
     if not bool((values > 0).all()):
         raise ValueError("curve_fit: sigma is standard deviations, above zero")
     return lambda r: r / values.to(r.real.dtype)
-
-
-def _weigh_columns(
-    jac: Any,
-    x: Any,
-    by_name: bool,
-    weigh: Callable[[Tensor], Tensor] | None,
-    count: int,
-    order: _RowOrder,
-    used: Tensor | None,
-) -> Callable[[Any], Any]:
-    """Return the user's Jacobian of the model as that of the residuals, in the form of the parameters.
-
-    Args:
-        jac: The Jacobian: a function of x and the parameters.
-        x: The predictor.
-        by_name: Whether parameters are passed by name.
-        weigh: Makes residuals of unit variance, or None.
-        count: The number of values of the model.
-        order: The order of the values of the model, in which the rows of the Jacobian are.
-        used: Which values of the data are used; None for all.
-    """
-    if not callable(jac):
-        raise TypeError("curve_fit: jac is a function of x and the parameters, 'forward' or 'reverse'")
-
-    def differentiate(p: Mapping[str, Any]) -> dict[str, Tensor]:
-        out = jac(x, **p) if by_name else jac(x, *p.values())
-        matrix = torch.as_tensor(_read_data(out) if data_of(out) is None else data_of(out)).reshape(count, -1)
-        if matrix.shape[1] != len(p):
-            raise ValueError(f"curve_fit: jac returned {matrix.shape[1]} columns for {len(p)} parameters")
-        matrix = matrix if order.places is None else matrix[order.places]
-        matrix = matrix if used is None else matrix[used]
-        columns = matrix.unbind(1) if weigh is None else [weigh(column) for column in matrix.unbind(1)]
-        return dict(zip(p, columns, strict=True))
-
-    return differentiate

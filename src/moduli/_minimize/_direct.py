@@ -26,9 +26,6 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool
         tol: The relative gain of a restart below which it ends.
     """
     n = len(x0)
-    alpha, beta, gamma, delta = 1.0, 1 + 2 / n, 0.75 - 1 / (2 * n), 1 - 1 / n
-    if n == 1:
-        beta, gamma, delta = 2.0, 0.5, 0.5
     restarts, best_before = 0, math.inf
     while True:
         size = 0.05 if restarts % 2 == 0 else 0.3
@@ -42,30 +39,43 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool
             if small and values[-1] - values[0] <= 1e-13 * max(1e-3, abs(values[0])):
                 break
             yield "", False
-            centre = sum(simplex[:-1]) / n
-            away = centre - simplex[-1]
-            reflected = centre + alpha * away
-            at = f(reflected)
-            if at < values[0]:
-                expanded = centre + beta * away
-                further = f(expanded)
-                simplex[-1], values[-1] = (expanded, further) if further < at else (reflected, at)
-            elif at < values[-2]:
-                simplex[-1], values[-1] = reflected, at
-            else:
-                nearer = centre + (gamma if at < values[-1] else -gamma) * away
-                there = f(nearer)
-                if there < min(at, values[-1]):
-                    simplex[-1], values[-1] = nearer, there
-                else:
-                    simplex = [simplex[0]] + [simplex[0] + delta * (x - simplex[0]) for x in simplex[1:]]
-                    values = [values[0]] + [f(x) for x in simplex[1:]]
+            _move_simplex(f, simplex, values)
         x0, restarts = simplex[0], restarts + 1
         # A simplex can collapse before a minimum: start a new one at that point, until that gains nothing.
         if best_before - values[0] <= tol * max(1e-12, abs(values[0])) or restarts > 20:
             yield "The simplex has shrunk to a point, and a new one there finds nothing lower.", True
             return
         best_before = values[0]
+
+
+def _move_simplex(f: Function, simplex: list[Vector], values: list[float]) -> None:
+    """Replace the worst point of a sorted simplex, or shrink it; both lists are changed.
+
+    Args:
+        f: The function.
+        simplex: The points, the best one first.
+        values: The values of the function there.
+    """
+    n = len(simplex) - 1
+    beta, gamma, delta = (1 + 2 / n, 0.75 - 1 / (2 * n), 1 - 1 / n) if n > 1 else (2.0, 0.5, 0.5)
+    centre = sum(simplex[:-1]) / n
+    away = centre - simplex[-1]
+    reflected = centre + away
+    at = f(reflected)
+    if at < values[0]:
+        expanded = centre + beta * away
+        further = f(expanded)
+        simplex[-1], values[-1] = (expanded, further) if further < at else (reflected, at)
+    elif at < values[-2]:
+        simplex[-1], values[-1] = reflected, at
+    else:
+        nearer = centre + (gamma if at < values[-1] else -gamma) * away
+        there = f(nearer)
+        if there < min(at, values[-1]):
+            simplex[-1], values[-1] = nearer, there
+        else:
+            simplex[1:] = [simplex[0] + delta * (x - simplex[0]) for x in simplex[1:]]
+            values[1:] = [f(x) for x in simplex[1:]]
 
 
 def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tuple[Vector, float, float]:

@@ -95,6 +95,11 @@ class FitState:
             norms = np.linalg.norm(self.J, axis=0)
             self.D = np.maximum(self.D, np.where((self.D == 0) & (norms == 0), 1.0, norms))
 
+    def update_jacobian(self, step: Array, change: Array) -> None:
+        """Apply Broyden's update, if that is an option, for a step and the change of the residuals along it."""
+        if self.options.broyden:
+            self.J = self.J + np.outer(change - self.J @ step, step) / (float(step @ step) or 1.0)
+
     def find_pushed(self, gradient: Array) -> Mask:
         """Return the mask of the variables at a bound that the gradient pushes against."""
         return ((self.x <= self.low) & (gradient > 0)) | ((self.x >= self.high) & (gradient < 0))
@@ -245,18 +250,27 @@ def fit_least_squares(state: FitState) -> Iterator[tuple[str, bool]]:
             yield f"The gradient vanishes: its largest component is at most {options.tol:.2g}.", True
         if updates == 0 and state.find_cosine(gradient) <= options.gtol:
             yield "The residuals are orthogonal to the columns of the Jacobian.", True
-        accepted, reason = False, ""
-        while not accepted and not reason:
-            trial = propose(state, g)
-            accepted, reason = _try_step(state, trial)
-            if not accepted and updates:
-                break  # Broyden's Jacobian may be the cause
+        accepted, reason = _find_step(state, g, exact=updates == 0)
         fresh = False
-        if reason and updates and not accepted:
-            reason = ""
-        elif accepted and options.broyden and updates < len(state.x):
+        if accepted and options.broyden and updates < len(state.x):
             fresh, updates = True, updates + 1
         yield reason, True
+
+
+def _find_step(state: FitState, g: Array, *, exact: bool) -> tuple[bool, str]:
+    """Shorten the step until it is accepted or the fit ends; return whether it was accepted, and the reason to end or "".
+
+    Args:
+        state: The fit.
+        g: The gradient.
+        exact: Whether the Jacobian is exact; else it may be why a step fails, so only one is tried, and no reason counts.
+    """
+    accepted, reason = _try_step(state, propose(state, g))
+    if not exact:
+        return accepted, reason if accepted else ""
+    while not accepted and not reason:
+        accepted, reason = _try_step(state, propose(state, g))
+    return accepted, reason
 
 
 @np.errstate(over="ignore")
@@ -277,9 +291,7 @@ def _try_step(state: FitState, trial: Trial) -> tuple[bool, str]:
     level = trial.predicted <= rounding and abs(reduction) <= rounding
     accepted = ratio >= 1e-4 or level
     if accepted:
-        if options.broyden:
-            step = there - state.x
-            state.J = state.J + np.outer(r - state.r - state.J @ step, step) / (float(step @ step) or 1.0)
+        state.update_jacobian(there - state.x, r - state.r)
         state.x, state.r, state.norm, state.first = there, r, norm, False
         if _is_accurate(state, trial):
             return True, f"The steps have become short: the point is known to {options.xtol:.2g} of itself."

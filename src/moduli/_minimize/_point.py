@@ -147,19 +147,31 @@ class StartPoint:
                 out[name] = part
             elif covers(part):
                 out.update((key, part) for key in out if key.startswith(name))
-            elif isinstance(x, Mapping) and isinstance(part, Mapping):
-                for key, item in part.items():
-                    if key not in x:
-                        raise ValueError(f"minimize: {what} name {key!r}, which {name or 'the module'} does not have")
-                    walk(item, x[key], f"{name}[{key!r}]" if name else key)
-            elif isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
-                for i, (item, below) in enumerate(zip(part, x, strict=True)):
-                    walk(item, below, f"{name}[{i}]")
             else:
-                raise TypeError(f"minimize: {what} do not have the form of {name or 'the module, by parameter name'}")
+                for key, item in _list_items(part, x, name, what):
+                    walk(item, x[key], f"{name}[{key!r}]" if name else key)
 
         walk(values, *((self.x0, "x0") if self.module is None else (out, "")))
         return list(out.values())
+
+
+def _list_items(part: Any, x: Any, name: str, what: str) -> list[tuple[Any, Any]]:
+    """Return the keys or indices of a container with its items; raise an error if it has not the form of another one.
+
+    Args:
+        part: The container.
+        x: The container at the same place of x0.
+        name: The place in errors; "" for a module.
+        what: The plural noun for the values in errors.
+    """
+    if isinstance(x, Mapping) and isinstance(part, Mapping):
+        for key in part:
+            if key not in x:
+                raise ValueError(f"minimize: {what} name {key!r}, which {name or 'the module'} does not have")
+        return list(part.items())
+    if isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
+        return list(enumerate(part))
+    raise TypeError(f"minimize: {what} do not have the form of {name or 'the module, by parameter name'}")
 
 
 def _find_dims(module: nn.Module, name: str) -> Any:

@@ -103,9 +103,7 @@ def run_proximal(
         with torch.no_grad():
             while bool(run.active):
                 f, g = problem.evaluate(y, True)
-                if not math.isfinite(f) or not all(bool(one.isfinite().all()) for one in g):
-                    place = "at the start" if run.steps == 0 else "along the way"
-                    raise EndOfRun(f"The loss or its gradient is not finite {place}: the loss is {f}.")
+                _check_finite(run, f, g)
                 new, value, step, clear = _backtrack(problem, y, f, g, step, eps)
                 size = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(y, new, strict=True)) / step
                 _record(run, new, value + problem.measure_penalty(new), size)
@@ -125,6 +123,13 @@ def run_proximal(
         run.end(str(end), False)
     # Error bars can't be computed from the function's derivatives if a penalty has a corner.
     return replace(run.result(), problem=None)
+
+
+def _check_finite(run: SingleRun, f: float, g: Point) -> None:
+    """Raise EndOfRun if the loss or its gradient is not finite."""
+    if not math.isfinite(f) or not all(bool(one.isfinite().all()) for one in g):
+        place = "at the start" if run.steps == 0 else "along the way"
+        raise EndOfRun(f"The loss or its gradient is not finite {place}: the loss is {f}.")
 
 
 def _backtrack(

@@ -172,14 +172,13 @@ class RunRecord:
         least_fall, fallen = 1e-3 * float(self.steepness), float(self.first) - loss
         falls = loss < -1e200
         if fallen >= least_fall * FAR * size:
-            far = float(self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)]))
-            falls = falls or (far > FAR * size and fallen >= least_fall * far)
+            falls = falls or bool(self._falls_steadily(seen, fallen))
         if self.probing and not falls:
             loss = math.inf
         if loss < self.lowest:
             self.lowest = np.float64(loss)
         noise = 32 * eps * min(max(abs(loss), abs(best)), 1e300)
-        taken = falls or loss < best - (noise if flattest < math.inf else 0.0)
+        taken = falls or loss < best - noise * (flattest < math.inf)
         if norm is not None and not taken:
             taken = loss <= best + noise and bool(norm <= flattest) and loss < math.inf
         if taken:
@@ -190,13 +189,18 @@ class RunRecord:
             self.end("The function seems to be unbounded below: it falls without limit.", False)
 
     @np.errstate(all="ignore")
+    def _falls_steadily(self, seen: list[Tensor], fallen: Numbers) -> Numbers:
+        """Return, for each run, whether it is far from the start, and has fallen in proportion to the distance."""
+        far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
+        return (far > FAR * self.size) & (fallen >= 1e-3 * self.steepness * far)
+
+    @np.errstate(all="ignore")
     def _judge_many(self, values: Tensor, seen: list[Tensor], norms: Numbers) -> None:
         eps, losses = torch.finfo(values.dtype).eps, read(values)
         falls = losses < -1e200
         # A cheap condition that is false for most steps.
         if self.some(self.first - losses >= 1e-3 * self.steepness * FAR * self.size):
-            far = self.largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
-            falls = falls | ((far > FAR * self.size) & (self.first - losses >= 1e-3 * self.steepness * far))
+            falls = falls | self._falls_steadily(seen, self.first - losses)
         if self.probing:
             losses = choose(falls, losses, math.inf)
         self.lowest = np.fmin(self.lowest, losses)

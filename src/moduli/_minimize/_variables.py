@@ -127,15 +127,11 @@ def read_bounds(
         return [None] * len(point.leaves), [None] * len(point.leaves)
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
         lower, upper, bounds = bounds.lb, bounds.ub, None
-    if isinstance(bounds, Iterator):
-        bounds = list(bounds)
-    sides: Sequence[tuple[Any, Any]]
     if bounds is None:
-        both = (point.match(lower, "lower bounds", _is_end), point.match(upper, "upper bounds", _is_end))
-        sides = list(zip(*both, strict=True))
+        ends = (point.match(lower, "lower bounds", _is_end), point.match(upper, "upper bounds", _is_end))
+        sides: Sequence[tuple[Any, Any]] = list(zip(*ends, strict=True))
     else:
-        intervals = point.match(bounds, "bounds", _is_interval)
-        sides = [_part_intervals(*one, batched) for one in zip(intervals, point.leaves, point.names, strict=True)]
+        sides = _match_intervals(point, bounds, batched)
     labels = point.list_labels()
     low: list[Bound] = []
     high: list[Bound] = []
@@ -146,6 +142,13 @@ def read_bounds(
         low.append(None if bool((a == -torch.inf).all()) else a)
         high.append(None if bool((b == torch.inf).all()) else b)
     return low, high
+
+
+def _match_intervals(point: StartPoint, bounds: Any, batched: bool) -> list[tuple[Any, Any]]:
+    """Return both bounds of every leaf from intervals, one for all or in the form of x0."""
+    bounds = list(bounds) if isinstance(bounds, Iterator) else bounds
+    intervals = point.match(bounds, "bounds", _is_interval)
+    return [_part_intervals(*one, batched) for one in zip(intervals, point.leaves, point.names, strict=True)]
 
 
 def _check(name: str, leaf: Tensor, low: Tensor, high: Tensor) -> None:
@@ -187,17 +190,28 @@ def _is_interval(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_end, value))
 
 
+def _stack_intervals(intervals: Any, scalar: bool) -> Any:
+    """Return a list, or an array of objects, of intervals as a tensor with infinite open ends; others unmodified.
+
+    Args:
+        intervals: The intervals.
+        scalar: Whether they are those of one number, so that a list of one is that interval.
+    """
+    if isinstance(intervals, np.ndarray) and intervals.dtype == object:
+        intervals = intervals.tolist()
+    if not isinstance(intervals, list | tuple) or not all(pair is None or _is_interval(pair) for pair in intervals):
+        return intervals
+    pairs = [(None, None) if pair is None else pair for pair in intervals]
+    ends = [(-torch.inf if a is None else a, torch.inf if b is None else b) for a, b in pairs]
+    return torch.tensor(ends[0] if scalar and len(ends) == 1 else ends, dtype=torch.float64)
+
+
 def _part_intervals(intervals: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Any, Any]:
     """Return both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
     one = leaf[0] if batched and leaf.dim() else leaf
     if intervals is None or _is_interval(intervals):
         return intervals or (None, None)
-    if isinstance(intervals, np.ndarray) and intervals.dtype == object:
-        intervals = intervals.tolist()
-    if isinstance(intervals, list | tuple) and all(pair is None or _is_interval(pair) for pair in intervals):
-        ends = [(-torch.inf, torch.inf) if pair is None else pair for pair in intervals]
-        open_ = [(-torch.inf if a is None else a, torch.inf if b is None else b) for a, b in ends]
-        intervals = torch.tensor(open_[0] if one.dim() == 0 and len(open_) == 1 else open_, dtype=torch.float64)
+    intervals = _stack_intervals(intervals, one.dim() == 0)
     if not isinstance(intervals, Tensor | Labelled | np.ndarray) or getattr(intervals.dtype, "kind", "f") not in "iuf":
         forms = "give (low, high) for all variables, a list of those, or a dictionary by name, or lower= and upper="
         raise TypeError(f"minimize: bounds of {name} are not understood; {forms}")

@@ -104,30 +104,40 @@ def merge(
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     from .. import io
 
-    written = Path(recipe).suffix in (".yml", ".yaml")
-    if not written and recipe not in (recipes := list_recipes()):
-        exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(recipes)}, or give a FILE.yml")
+    is_file = _is_recipe_file(recipe)
     if output is None:
         exit_with_usage("where to? Give the file or the directory to write with --out")
-    if output.exists() and any(output.samefile(each) for each in files or []):
+    models = files or []
+    if output.exists() and any(map(output.samefile, models)):
         exit_with_usage(f"{output} is one of the models, and would be overwritten; give another place with --out")
-    if written and (files or not Path(recipe).exists()):
+    if is_file and (models or not Path(recipe).exists()):
         exit_with_usage(f"{recipe} names its models itself: it is a file, and there are no others")
-    try:
-        size = None if shard_size is None else io.parse_size(shard_size)
-    except ValueError as error:
-        exit_with_usage(f"--shard-size: {error}")
-    options: dict[str, Any] = dict(_parse_option(text) for text in option or [])
+    size = _parse_size(shard_size)
+    options: dict[str, Any] = dict(map(_parse_option, option or []))
     if base is not None:
         options["base"] = base
     if align or module or example:
-        if not (align and module and example):
-            exit_with_usage("--align needs --module FILE.py:NAME, which builds the module, and --example, its input")
-        options["align"] = _trace(module, example)
-    if written:
+        options["align"] = _trace(align, module, example)
+    if is_file:
         recipe = io.merge_recipe(recipe, output, shard_size=size, **options).recipe
     else:
-        io.merge_files(recipe, files or [], output, shard_size=size, **options)
+        io.merge_files(recipe, models, output, shard_size=size, **options)
+    _print_summary(output, recipe, as_json)
+
+
+def _is_recipe_file(recipe: str) -> bool:
+    """Return whether a recipe is a file of mergekit; exit if it is neither a file nor the name of a recipe."""
+    if Path(recipe).suffix in (".yml", ".yaml"):
+        return True
+    if recipe not in (recipes := list_recipes()):
+        exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(recipes)}, or give a FILE.yml")
+    return False
+
+
+def _print_summary(output: Path, recipe: str, as_json: bool) -> None:
+    """Print the sizes of a merged model: a line, or JSON with the recipe."""
+    from .. import io
+
     tensors = io.TensorFiles(output)
     count = sum(tensors.meta(name).numel() for name in tensors)
     if as_json:
@@ -138,11 +148,29 @@ def merge(
         open_errors().print(io.escape(f"{output}: {count:,} numbers in {len(tensors)} tensors{suffix}"), markup=False)
 
 
-def _trace(module: str, example: str) -> Any:
-    """Return the axes of the module that a function in a file builds."""
+def _parse_size(text: str | None) -> int | None:
+    """Return the size of a shard in bytes; None without a text."""
+    from .. import io
+
+    try:
+        return None if text is None else io.parse_size(text)
+    except ValueError as error:
+        exit_with_usage(f"--shard-size: {error}")
+
+
+def _trace(align: bool, module: str | None, example: str | None) -> Any:
+    """Return the axes of the module that a function in a file builds.
+
+    Args:
+        align: Whether the command has --align, without which it exits.
+        module: The function that builds the module.
+        example: The input of the module.
+    """
     from .. import axes, lab
     from ._example import ExampleError, read_example
 
+    if not (align and module and example):
+        exit_with_usage("--align needs --module FILE.py:NAME, which builds the module, and --example, its input")
     parts = lab.split_reference(module)
     if parts is None:
         exit_with_usage(f"--module {module}: write FILE.py:NAME, a function without arguments that returns the module")

@@ -1,14 +1,19 @@
 """`moduli fit`."""
 
+from __future__ import annotations
+
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from . import _console as console
 from ._complete import complete_chain, complete_problem
+
+if TYPE_CHECKING:
+    from ..lab import Fit
 
 
 def fit(
@@ -46,12 +51,7 @@ def fit(
     from ..lab import Ended, ProblemFileError, load_problem
     from ..lab import fit as fit_problem
 
-    if resume and output is None:
-        console.exit_with_usage("--resume goes on from a file: give it with --out")
-    if resume and overwrite:
-        console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
-    if output is not None and output.exists() and not resume and not overwrite:
-        console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
+    _check_output(output, resume, overwrite)
     loaded = load_problem(problem)
     bar = console.make_bar(
         "{task.fields[name]}", "loss {task.fields[loss]}", "{task.fields[rate]}", TimeRemainingColumn()
@@ -74,27 +74,57 @@ def fit(
         except ProblemFileError as error:
             console.fail(str(error))
 
-    summary = {
-        "problem": loaded.name, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
-        "steps": result.steps, "evaluations": result.evaluations, "seconds": round(result.seconds, 3),
-        "path": None if result.path is None else str(result.path), "parameters": result.parameters,
-        "standard_errors": result.errors,
-    }  # fmt: skip
     if as_json:
-        console.print_json(summary)
+        console.print_json(_summarize(result, loaded.name, chain))
     else:
-        counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
-        losses = f"loss {console.format_number(result.start, 6)} -> {console.format_number(result.value, 6)}"
-        saved = "" if result.path is None else f", saved in {result.path}"
-        lines = [f"{loaded.name}: {result.reason}", losses, counts + saved]
-        lines += format_fit(result.parameters, result.errors)
-        sys.stdout.write(console.escape("\n".join(lines)) + "\n")
+        sys.stdout.write(console.escape("\n".join(_format_result(result, loaded.name))) + "\n")
     if result.reason is Ended.INTERRUPTED:
         if output is not None:
             console.open_errors().print("go on with the same command and --resume", markup=False)
         raise Exit(console.INTERRUPTED)
     if not result.reason.success:
         raise Exit(console.FAILED)
+
+
+def _check_output(output: Path | None, resume: bool, overwrite: bool) -> None:
+    """Exit if it is unclear what to do with an existing file.
+
+    Args:
+        output: The file.
+        resume: Whether the command has --resume.
+        overwrite: Whether the command has --overwrite.
+    """
+    if resume and output is None:
+        console.exit_with_usage("--resume goes on from a file: give it with --out")
+    if resume and overwrite:
+        console.exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
+    if output is not None and output.exists() and not resume and not overwrite:
+        console.exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
+
+
+def _summarize(result: Fit, problem: str, chain: str) -> dict[str, Any]:
+    """Return a fit as an object of JSON.
+
+    Args:
+        result: The fit.
+        problem: The name of the problem.
+        chain: The chain in the command.
+    """
+    return {
+        "problem": problem, "chain": chain, "reason": str(result.reason), "value": result.value, "start": result.start,
+        "steps": result.steps, "evaluations": result.evaluations, "seconds": round(result.seconds, 3),
+        "path": None if result.path is None else str(result.path), "parameters": result.parameters,
+        "standard_errors": result.errors,
+    }  # fmt: skip
+
+
+def _format_result(result: Fit, problem: str) -> list[str]:
+    """Return the lines that describe the fit of a problem."""
+    counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
+    losses = f"loss {console.format_number(result.start, 6)} -> {console.format_number(result.value, 6)}"
+    saved = "" if result.path is None else f", saved in {result.path}"
+    parameters = format_fit(result.parameters, result.errors)
+    return [f"{problem}: {result.reason}", losses, counts + saved, *parameters]
 
 
 def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import webbrowser
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from . import _console as console
 from ._catalogue import read_catalogue
 from ._complete import complete_chain, complete_problem
 from ._console import file_option
+from ._race_files import RaceFiles
 
 if TYPE_CHECKING:
     from .. import lab
@@ -78,41 +78,73 @@ def race(
     if listing:
         _print_problems(as_json)
         return
-    from rich.progress import TimeElapsedColumn
-
     from .. import lab
 
     if by not in ("evaluations", "seconds"):
         console.exit_with_usage(f"--by {by}: a race is judged by evaluations or by seconds")
-    runs_file = file or output.with_suffix(".jsonl")
-    if picture is not None and find_spec("matplotlib") is None:
-        console.exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
-    rows = None if table is None or table in lab.TABLE_FORMS else Path(table)
-    places = (
-        ("picture", picture, (".svg", ".png", ".pdf")),
-        ("table", rows, (".csv", ".jsonl", ".md", ".tex")),
-        ("curves", curves, (".csv",)),
-    )
-    for option, place, kinds in places:
-        if place is not None and (place.suffix not in kinds or place == runs_file):
-            console.exit_with_usage(
-                f"--{option} {place}: give the name of another file that ends in {' or '.join(kinds)}"
-            )
+    table_file = None if table in (None, *lab.TABLE_FORMS) else Path(table)
+    files = RaceFiles(file or output.with_suffix(".jsonl"), output, picture, table_file, curves)
+    files.check()
+    problems, chains = problem or [], chain or []
     if repeat is not None:
-        spec = _read_race(repeat, problem or [], chain or [])
+        spec = _read_race(repeat, problems, chains)
     else:
-        evaluations = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
-            "problems": problem or list(lab.DEFAULT_PROBLEMS),
-            "contenders": [_parse_contender(text) for text in chain] if chain else lab.default_field(),
-            "seeds": _parse_seeds(seeds), "budget": evaluations, "seconds": seconds, "threads": threads, "target": target,
-            "tune": tune, "ranges": dict(map(_read_range, ranges or [])),
+            **_fill_in_defaults(problems, chains, budget), "seeds": _parse_seeds(seeds), "seconds": seconds,
+            "threads": threads, "target": target, "tune": tune, "ranges": dict(map(_read_range, ranges or [])),
         }  # fmt: skip
-    problems = [lab.load_problem(reference) for reference in spec["problems"]]
-    count = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
-    # A contender with nothing to tune has fewer runs; then the bar ends early.
-    total = len(spec["problems"]) * len(spec["contenders"]) * (count + (spec["tune"] or 0))
-    bar, interrupted = console.make_bar("race", TimeElapsedColumn()), False
+    total = _count_runs(spec)
+    results, interrupted = _run_race({**spec, "workers": workers, "file": files.runs, "resume": resume}, total)
+    if results.runs:
+        files.write(results)
+    if as_json:
+        console.print_json(results.to_json())
+    elif results.runs:
+        _print_table(results, table, by)
+    if results.runs:
+        console.open_errors().print(f"report: {output}   runs: {files.runs}", markup=False, style="dim")
+    if interrupted:
+        console.fail(
+            f"interrupted: {len(results.runs)} of {total} runs are kept; go on with the same command and --resume",
+            console.INTERRUPTED,
+        )
+    if show:
+        webbrowser.open(output.resolve().as_uri())
+
+
+def _fill_in_defaults(problems: list[str], chains: list[str], budget: int | None) -> dict[str, Any]:
+    """Return these arguments of `lab.race`; in place of empty ones, those of the default race."""
+    from .. import lab
+
+    return {
+        "problems": problems or list(lab.DEFAULT_PROBLEMS),
+        "contenders": [_parse_contender(text) for text in chains] or lab.default_field(),
+        "budget": budget or (None if problems else lab.DEFAULT_BUDGET),
+    }
+
+
+def _count_runs(spec: dict[str, Any]) -> int:
+    """Return the number of runs of a race, or slightly more: a contender with nothing to tune has fewer."""
+    seeds = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
+    return len(spec["problems"]) * len(spec["contenders"]) * (seeds + (spec["tune"] or 0))
+
+
+def _run_race(options: dict[str, Any], total: int) -> tuple[lab.Results, bool]:
+    """Run a race with a progress bar, and print each run that fails.
+
+    Args:
+        options: The arguments of `lab.race`.
+        total: The number of runs that the bar shows.
+
+    Returns:
+        The results, those of its file after Ctrl-C; and whether it was interrupted.
+    """
+    from rich.progress import TimeElapsedColumn
+
+    from .. import lab
+
+    problems = [lab.load_problem(reference) for reference in options["problems"]]
+    bar = console.make_bar("race", TimeElapsedColumn())
     line = bar.add_task("race", total=total)
 
     def listen(event: str, _: Any, message: dict[str, Any]) -> None:
@@ -124,44 +156,15 @@ def race(
 
     try:
         with bar:
-            results = lab.race(
-                **spec, workers=workers, file=runs_file, resume=resume, command=["moduli", *sys.argv[1:]], listen=listen
-            )
+            return lab.race(**options, command=["moduli", *sys.argv[1:]], listen=listen), False
     except (ValueError, TypeError) as error:
         console.exit_with_usage(str(error))
     except KeyboardInterrupt:
-        interrupted = True
-        if not runs_file.exists():
+        if not options["file"].exists():
             raise
-        results = lab.Results.read(runs_file)
+        results = lab.Results.read(options["file"])
         results.problems = {each.name: each for each in problems}
-    if results.runs:
-        try:
-            lab.write_report(results, output)
-            if picture is not None:
-                lab.write_picture(results, picture)
-                lab.write_figures(results, picture)
-            if rows is not None:
-                (lab.write_summary if rows.suffix in (".md", ".tex") else lab.write_table)(results, rows)
-            if curves is not None:
-                lab.write_curves(results, curves)
-        except (OSError, RuntimeError) as error:
-            console.fail(f"{error}; the runs are in {runs_file}")
-    if as_json:
-        console.print_json(results.to_json())
-    elif results.runs and table is not None and rows is None:
-        sys.stdout.write(lab.summary_table(results, table))
-    elif results.runs:
-        _print_table(results, by)
-    if results.runs:
-        console.open_errors().print(f"report: {output}   runs: {runs_file}", markup=False, style="dim")
-    if interrupted:
-        console.fail(
-            f"interrupted: {len(results.runs)} of {total} runs are kept; go on with the same command and --resume",
-            console.INTERRUPTED,
-        )
-    if show:
-        webbrowser.open(output.resolve().as_uri())
+        return results, True
 
 
 def _print_problems(as_json: bool) -> None:
@@ -263,10 +266,19 @@ def _read_range(text: str) -> tuple[str, tuple[float, float] | float]:
     return name, (numbers[0], numbers[1]) if len(numbers) == 2 else numbers[0]
 
 
-def _print_table(results: lab.Results, by: str) -> None:
-    """Print the medians, and for a tuned race the standings."""
+def _print_table(results: lab.Results, form: str | None, by: str) -> None:
+    """Print the medians, and for a tuned race the standings.
+
+    Args:
+        results: The results.
+        form: If it is one of `lab.TABLE_FORMS`, the medians alone are printed in it, otherwise all in columns.
+        by: The cost by which the standings are ranked.
+    """
     from .. import lab
 
+    if form in lab.TABLE_FORMS:
+        sys.stdout.write(lab.summary_table(results, form))
+        return
     rows = [("problem", "optimizer", "final loss", "evals", "solved", "ended")]
     styles = ["bold"]
     for row in lab.summary(results):

@@ -171,7 +171,7 @@ def search(
     if method == "auto":
         method = choose_method(chosen.numel)
     if settings.get("bounds") is not None:
-        settings["bounds"] = tuple(_read_bound(end, net) for end in split_bounds(settings["bounds"]))
+        settings["bounds"] = _read_bounds(settings["bounds"], net)
     _check_options(method, vectorised and executor is not None, polish and checkpoint is not None)
     limit = budget - budget // 5 if polish else budget
     if polish and issubclass(METHODS[method][0], MatrixSearch):
@@ -220,6 +220,11 @@ def _check_options(method: str, executor_given: bool, polishes_checkpoint: bool)
         raise ValueError(
             "polish=True is not kept in checkpoints; search with the checkpoint first, and polish its result"
         )
+
+
+def _read_bounds(bounds: Any, net: nn.Module) -> tuple[Any, ...]:
+    """Return both bounds as the methods take them."""
+    return tuple(_read_bound(end, net) for end in split_bounds(bounds))
 
 
 def _read_bound(bound: Any, net: nn.Module) -> Any:

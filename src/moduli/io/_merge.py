@@ -84,7 +84,7 @@ def merge_files(
         raise MergeError("give at least two checkpoints to merge")
     method = make_recipe(recipe, len(paths), options)
     _check_dtype(dtype)
-    first, models, ties = open_models([Path(path) for path in paths], None if base is None else Path(base), checksums)
+    first, models, ties = open_models(list(map(Path, paths)), None if base is None else Path(base), checksums)
     if align is not None:
         models[1:] = [PermutedTensors(each, align, merge.match_units(each, models[0], align)) for each in models[1:]]
     labels = [repr(str(path)) for path in paths]

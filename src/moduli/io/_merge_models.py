@@ -188,9 +188,7 @@ def align_embeddings(first: Any, model: Any, labels: tuple[str, str], ours: Any,
     Raises:
         MergeError: If embeddings have different sizes, and a vocabulary is missing.
     """
-    named = [name for name in first if _ROWS.search(name) and name in model]
-    shapes = {name: (first.meta(name).shape, model.meta(name).shape) for name in named}
-    rows = {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[1:] == b[1:]}
+    rows = _count_rows(first, model)
     differ = [name for name, counts in rows.items() if len(set(counts)) > 1]
     if differ and (ours is None or theirs is None):
         here, there = rows[differ[0]]
@@ -202,6 +200,13 @@ def align_embeddings(first: Any, model: Any, labels: tuple[str, str], ours: Any,
         return model
     sources = _match_tokens(ours, theirs, max((here for here, _ in rows.values()), default=0))
     return _Aligned(model, first, sources, rows)
+
+
+def _count_rows(first: Any, model: Any) -> dict[str, tuple[int, int]]:
+    """Return the numbers of rows, in both models, of the embeddings whose other axes have equal sizes."""
+    named = [name for name in first if _ROWS.search(name) and name in model]
+    shapes = {name: (first.meta(name).shape, model.meta(name).shape) for name in named}
+    return {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[1:] == b[1:]}
 
 
 def _match_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], length: int) -> Tensor:

@@ -263,17 +263,21 @@ def _read_part(
     paths = [folder / each["model"] for each in used]
     for each in paths:
         require(each.exists(), f"there is no checkpoint {str(each)!r}; models are paths here, so download it first")
-    ranges: list[tuple[int, int]] | None = None
-    if start is not None:
-        missing = f"the base_model {shorten(base)} is in no source of a slice; add it, with its layer_range"
-        require(all("layer_range" in each for each in used), missing)
-        ranges = [(each["layer_range"][0], each["layer_range"][1]) for each in used]
-        counts = {stop - begin for begin, stop in ranges}
-        require(len(counts) == 1, f"the sources of a slice have {sorted(counts)} layers; they must have as many")
+    ranges = None if start is None else _read_ranges(used, base)
     defaults = {**defaults, **({"tasks": True} if first and recipe in _PERHAPS_BASED else {})}
     shared = {**(document.get("parameters") or {}), **more}
     scope = RecipeScope(paths[0], None if ranges is None else ranges[0], start or 0)
     return MergeSlice(paths, ranges, {**defaults, **read_options(method, shared, entries, scope)})
+
+
+def _read_ranges(sources: Sequence[dict[str, Any]], base: Any) -> list[tuple[int, int]]:
+    """Return the ranges of layers of the sources of a slice, which must be equally long."""
+    missing = f"the base_model {shorten(base)} is in no source of a slice; add it, with its layer_range"
+    require(all("layer_range" in each for each in sources), missing)
+    ranges = [(each["layer_range"][0], each["layer_range"][1]) for each in sources]
+    counts = {stop - begin for begin, stop in ranges}
+    require(len(counts) == 1, f"the sources of a slice have {sorted(counts)} layers; they must have as many")
+    return ranges
 
 
 def _check_tokens(document: dict[str, Any], paths: Sequence[Path], folder: Path) -> None:

@@ -73,7 +73,6 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     Raises:
         CheckpointError: If something in it cannot be saved.
     """
-    events = events_of(module)
     state = module.state_dict() if isinstance(module, nn.Module) else module
     if not isinstance(state, Mapping):
         raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module or a state dict")
@@ -95,15 +94,19 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
                 continue
         stored[name] = value
     metadata = {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}
-    history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
-    # Separate from the history, so that older versions of moduli, without times, can read the file.
-    times = [[e.when, list(e.where)] for e in events]
-    facts = {"ties": ties, "extra_state": extra, "history": history, "edited": times}
+    facts = {"ties": ties, "extra_state": extra, **_describe_edits(module)}
     content: dict[str, Any] = {"metadata": encode(metadata, ("metadata",), tensors)}
     content |= {key: value for key, value in facts.items() if value or (key == "history" and has_version(module))}
     if isinstance(module, nn.Module):
         content |= _describe_module(module)
     return stored, content
+
+
+def _describe_edits(module: Any) -> dict[str, list[Any]]:
+    """Return the edits of a module, and in a separate list, which older versions of moduli do not read, when and where."""
+    events = events_of(module)
+    history = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
+    return {"history": history, "edited": [[e.when, list(e.where)] for e in events]}
 
 
 def _check_entry(name: Any, value: Any) -> None:

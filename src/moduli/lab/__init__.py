@@ -20,7 +20,7 @@ from ._paper import figures, write_figures
 from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_object, load_problem, split_reference
 from ._report import command_for, picture, report, write_picture, write_report
-from ._results import Results, ResultsError, curves, flat_rows, profiles, quantile, summary, write_table
+from ._results import Results, ResultsError, flat_rows, write_table
 from ._run import Ended, RunReason, run
 from ._scores import choose_winners, find_goals
 from ._sketch import Sketch
@@ -31,6 +31,7 @@ from ._standings import (
     standings,
     tuning_gains,
 )
+from ._statistics import curves, profiles, quantile, summary
 from ._tables import TABLE_FORMS, load, summary_table, write_curves, write_summary
 from ._tour import TOUR, TourStop, UnknownStopError, read_program, run_program, tour_page, write_tour
 

@@ -18,10 +18,10 @@ from .. import io
 from .._minimize import choose_tolerance, minimize
 from .._texts import shorten
 from ..layout import call_with_tensors, public_name
-from ._contender import Contender, Entrant, contender
+from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._reference import as_problem
-from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
+from ._run import Meter, RunEnd, RunReason, read_clock, seed_all, take_steps
 from .problems import Problem
 
 # A step with at least this many evaluations ran a line search; if the loss is the same to the last bit, it found no lower point.
@@ -106,80 +106,145 @@ def fit(
     runner = contender(chain)
     seed_all(seed)
     problem = as_problem(problem, getattr(problem, "__name__", "problem"))
-    model = problem.model(seed)
-    entrant, generator = runner.enter(model), torch.Generator().manual_seed(seed)
-    path = None if out is None else Path(out)
-    # Saved with the states, and continued after a resume.
-    about: dict[str, Any] = {"chain": runner.source, "problem": problem.name, "start": problem.measure(model)}
-    about |= {"steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan}
-    if path is not None and path.exists():
+    fit_run = FitRun(problem, runner, seed, None if out is None else Path(out))
+    if fit_run.path is not None and fit_run.path.exists():
         if not resume and not overwrite:
-            raise io.CheckpointError(f"{path} exists: go on from it with --resume, or start again with --overwrite")
+            raise io.CheckpointError(
+                f"{fit_run.path} exists: go on from it with --resume, or start again with --overwrite"
+            )
         if resume:
-            about |= _load(path, entrant, generator, runner.source, problem.name)
-    meter = Meter(2**62, math.inf, None)
-    meter.evaluations, meter.began = about["evaluations"], meter.began - about["seconds"]
+            fit_run.load(fit_run.path)
+    limits = FitLimits(steps, target, seconds, every)
+    with _record_signals() as signals:
+        try:
+            reason = fit_run.drive(limits, signals, listen or (lambda now: None))
+        except RunEnd as end:
+            reason = end.reason
+    return fit_run.finish(reason)
 
-    def save() -> None:
-        if path is not None:
-            extra = {"fit": about, "generator": generator, "losses": entrant.losses}
+
+@dataclass(frozen=True)
+class FitLimits:
+    """The arguments of `fit` that say when it ends and when it writes checkpoints."""
+
+    steps: int
+    target: float | None
+    seconds: float
+    every: float
+
+
+class FitRun:
+    """A fit under way, with all that its checkpoint stores.
+
+    Args:
+        problem: What is minimised.
+        runner: The optimizer.
+        seed: Chooses the starting point, the batches and the optimizer's own randomness.
+        path: The checkpoint, or None.
+    """
+
+    def __init__(self, problem: Problem, runner: Contender, seed: int, path: Path | None) -> None:
+        self.problem, self.path, self.model = problem, path, problem.model(seed)
+        self.entrant, self.generator = runner.enter(self.model), torch.Generator().manual_seed(seed)
+        # Saved with the states, and continued after a resume.
+        self.about: dict[str, Any] = {
+            "chain": runner.source, "problem": problem.name, "start": problem.measure(self.model),
+            "steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan,
+        }  # fmt: skip
+        self.meter = Meter(2**62, math.inf, None)
+
+    def load(self, path: Path) -> None:
+        """Restore all states from a checkpoint; raise CheckpointError unless it is one of this problem and chain."""
+        source, name = self.about["chain"], self.about["problem"]
+        saved = io.read(path).extra
+        about = saved.get("fit") if isinstance(saved, dict) else None
+        if not isinstance(about, dict) or "chain" not in about:
+            raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
+        if about["chain"] != source:
+            fact = f"{path} was fitted with {shorten(about['chain'])}, and cannot be resumed with {source!r}"
+            raise io.CheckpointError(f"{fact}: their states differ")
+        if about.get("problem", name) != name:
+            fact = f"{path} is a fit of {shorten(about['problem'])}, and cannot be resumed with {name!r}"
+            raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
+        population = self.entrant.population
+        model, extra = self.model if population is None else None, {"generator": self.generator}
+        io.load(path, model, optimizer=self.entrant.optimizer, population=population, extra=extra)
+        self.entrant.losses = saved["losses"]
+        self.about |= about
+        self.meter.evaluations, self.meter.began = self.about["evaluations"], read_clock() - self.about["seconds"]
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is a path."""
+        if self.path is not None:
+            population, optimizer = self.entrant.population, self.entrant.optimizer
+            extra = {"fit": self.about, "generator": self.generator, "losses": self.entrant.losses}
             # For a population, the module in the file is its best member, so that any program can read the result.
-            module = entrant.best() if entrant.population is not None else model
-            io.make_directory(path.parent)
-            io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
+            module = self.model if population is None else self.entrant.best()
+            io.make_directory(self.path.parent)
+            io.save(self.path, module, optimizer=optimizer, population=population, extra=extra)  # type: ignore[arg-type]
 
-    def drive() -> RunReason:
+    def drive(self, limits: FitLimits, signals: list[int], listen: Callable[[dict[str, Any]], None]) -> RunReason:
+        """Take steps until something ends the fit, and return the reason.
+
+        Args:
+            limits: When it ends, and how often it saves.
+            signals: The signals that arrived; the first one ends the fit.
+            listen: Called with the progress.
+        """
+        about, problem = self.about, self.problem
         last_report, last_measure, last_save = 0.0, 0.0, time.monotonic()
-        watch = GradientRule(model)
-        results = take_steps(problem, entrant, meter, generator, watch=watch.note)
-        while about["steps"] < steps:
+        watch = GradientRule(self.model)
+        results = take_steps(problem, self.entrant, self.meter, self.generator, watch=watch.note)
+        while about["steps"] < limits.steps:
             if signals:
                 return RunReason.INTERRUPTED
             watch.begin_step()
-            loss = next(results)
-            loss_now = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
-            searched = meter.evaluations - about["evaluations"] >= SEARCHED
-            is_unchanged = searched and loss_now == about["last"] and not problem.noisy
-            about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
-            about.update(last=loss_now, still=about["still"] + 1 if is_unchanged else 0)
-            if watch.vanished and target is None and not problem.noisy:
+            self.count_step(next(results))
+            if watch.vanished and limits.target is None and not problem.noisy:
                 return RunReason.CONVERGED
-            if about["still"] >= STILL or entrant.finished:
+            if about["still"] >= STILL or self.entrant.finished:
                 return RunReason.STOPPED
             now = time.monotonic()
-            if listen is not None and (now - last_report > 0.1 or about["steps"] == steps):
+            if now - last_report > 0.1 or about["steps"] == limits.steps:
                 last_report = now
-                listen({**{key: about[key] for key in ("steps", "evaluations", "seconds")}, "loss": loss_now})
-            if target is not None and now - last_measure > 0.5:
+                counts = {"steps": about["steps"], "evaluations": about["evaluations"], "seconds": about["seconds"]}
+                listen({**counts, "loss": about["last"]})
+            if limits.target is not None and now - last_measure > 0.5:
                 last_measure = now
-                if problem.measure(entrant.best()) <= target:
+                if problem.measure(self.entrant.best()) <= limits.target:
                     return RunReason.TARGET
-            if about["seconds"] > seconds:
+            if about["seconds"] > limits.seconds:
                 return RunReason.TIME
-            if now - last_save > every:
-                save()
+            if now - last_save > limits.every:
+                self.save()
                 last_save = time.monotonic()
         return RunReason.STEPS
 
-    with _record_signals() as signals:
-        try:
-            reason = drive()
-        except RunEnd as end:
-            reason = end.reason
-    best = entrant.best()
-    value = problem.measure(best)
-    if not math.isfinite(value):
-        reason = RunReason.DIVERGED
-    fitted = best if isinstance(best, torch.nn.Module) else model
-    trainable = _list_trainable(fitted)
-    is_small = sum(parameter.numel() for parameter in trainable.values()) <= MOST_SHOWN
-    parameters = _to_numbers(trainable) if is_small else {}
-    errors = standard_errors(problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
-    about.update(evaluations=meter.evaluations, seconds=meter.seconds(), value=value)
-    about.update(parameters=parameters, errors=errors)
-    save()
-    counts = {key: about[key] for key in ("start", "steps", "evaluations", "seconds")}
-    return Fit(fitted, reason, value, path=path, parameters=parameters, errors=errors, **counts)
+    def count_step(self, loss: Any) -> None:
+        """Count a step that returned this loss, and whether it is one of a row of searches that found no lower point."""
+        about, meter = self.about, self.meter
+        least = math.nan if loss is None else float(torch.as_tensor(loss).detach().min())
+        searched = meter.evaluations - about["evaluations"] >= SEARCHED
+        is_unchanged = searched and least == about["last"] and not self.problem.noisy
+        about.update(steps=about["steps"] + 1, evaluations=meter.evaluations, seconds=meter.seconds())
+        about.update(last=least, still=about["still"] + 1 if is_unchanged else 0)
+
+    def finish(self, reason: RunReason) -> Fit:
+        """Measure the fitted model, write the checkpoint, and return the result of a fit that ended for a reason."""
+        best = self.entrant.best()
+        value = self.problem.measure(best)
+        if not math.isfinite(value):
+            reason = RunReason.DIVERGED
+        fitted = best if isinstance(best, torch.nn.Module) else self.model
+        trainable = _list_trainable(fitted)
+        is_small = sum(parameter.numel() for parameter in trainable.values()) <= MOST_SHOWN
+        parameters = _to_numbers(trainable) if is_small else {}
+        errors = standard_errors(self.problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
+        self.about.update(evaluations=self.meter.evaluations, seconds=self.meter.seconds(), value=value)
+        self.about.update(parameters=parameters, errors=errors)
+        self.save()
+        counts = {key: self.about[key] for key in ("start", "steps", "evaluations", "seconds")}
+        return Fit(fitted, reason, value, path=self.path, parameters=parameters, errors=errors, **counts)
 
 
 class GradientRule:
@@ -209,36 +274,6 @@ class GradientRule:
             return
         grads = [param.grad for param in self.params if param.grad is not None and param.grad.numel()]
         self.vanished = bool(grads) and max(float(grad.abs().max()) for grad in grads) <= self.tol
-
-
-def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str, name: str) -> dict[str, Any]:
-    """Restore the states of a contender from a checkpoint of `fit`.
-
-    Args:
-        path: The checkpoint.
-        entrant: The contender, whose model and optimizer are loaded.
-        generator: The generator of batches, whose state is loaded.
-        source: The chain, which must be that of the checkpoint.
-        name: The name of the problem, which must be that of the checkpoint.
-
-    Returns:
-        The other values that `fit` saved, by name.
-    """
-    saved = io.read(path).extra
-    about = saved.get("fit") if isinstance(saved, dict) else None
-    if not isinstance(about, dict) or "chain" not in about:
-        raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
-    if about["chain"] != source:
-        fact = f"{path} was fitted with {shorten(about['chain'])}, and cannot be resumed with {source!r}"
-        raise io.CheckpointError(f"{fact}: their states differ")
-    if about.get("problem", name) != name:
-        fact = f"{path} is a fit of {shorten(about['problem'])}, and cannot be resumed with {name!r}"
-        raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
-    model = None if entrant.population is not None else entrant.model
-    extra = {"generator": generator}
-    io.load(path, model, optimizer=entrant.optimizer, population=entrant.population, extra=extra)
-    entrant.losses = saved["losses"]
-    return about
 
 
 @contextlib.contextmanager

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .._figures import make_axes
-from ._results import QUARTILES, Results, curves, profiles, write_file
+from ._results import Results, write_file
 from ._scores import GOAL, choose_winners, find_shift, shift_values
 from ._sketch import COLOURS
 from ._standings import LARGEST_RATIO, sensitivity
+from ._statistics import QUARTILES, curves, profiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,11 @@ from torch import nn
 
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
-from ._pool import Task, execute_all
+from ._pool import execute_all
 from ._reference import as_problem, load_problem
 from ._results import FORMAT, Results, environment, start_file, to_line
 from ._tuning import RangeSpec, Setting, check_ranges, make_settings, read_ranges
+from ._worker import Task
 from .problems import Problem, SampledProblem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
@@ -134,34 +135,23 @@ def race(
     limits = _read_limits(budget, seconds, threads, target)
     tune = None if tune is None else operator.index(tune)
     settings = _make_all_settings(parsed_contenders, tune, numbers, ranges)
-    top = {
-        "kind": "race",
-        "format": FORMAT,
-        "command": list(sys.argv) if command is None else command,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "problems": [_describe_problem(spec, problem) for spec, problem in loaded_problems],
-        "contenders": [{"label": entry.label, "source": entry.source} for entry in parsed_contenders],
+    header = {
+        **_describe_race(command, loaded_problems, parsed_contenders),
         "seeds": numbers,
         **limits,
         **environment(),
+        **_describe_tuning(tune, ranges, settings),
     }
-    if tune is not None:
-        top |= {"tune": tune, "ranges": json.loads(json.dumps(ranges))}
-        top["settings"] = [
-            [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in contender_settings]
-            for contender_settings in settings
-        ]
-    results = Results(top, problems={problem.name: problem for _, problem in loaded_problems})
-    chains = [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in parsed_contenders]
-    if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    results = Results(header, problems={problem.name: problem for _, problem in loaded_problems})
+    workers = _count_processors() if workers is None else workers
+    chains = _list_warmup_chains(parsed_contenders)
     with open(os.devnull, "wb") if file is None else start_file(results, file, resume) as stream:
         tasks, records = _list_tasks(results, loaded_problems, parsed_contenders, settings)
         groups = _group_tasks(tasks, records, dict(loaded_problems)) if tune is not None and stack else []
         with contextlib.closing(execute_all(tasks, limits, workers, chains, groups, executor)) as messages:
             for number, message in messages:
                 record = {**records[number], **message}
-                event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
+                event = _name_event(message)
                 if event == "end":
                     results.runs.append(record)
                     stream.write(to_line(record))
@@ -169,6 +159,60 @@ def race(
                     listen(event, tasks[number], {**record, "finished": len(results.runs)})
     results.take(results.runs)
     return results
+
+
+def _name_event(message: dict[str, Any]) -> str:
+    """Return the name under which listeners get a message of `execute_all`."""
+    return "end" if "reason" in message else "begin" if "pid" in message else "progress"
+
+
+def _count_processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _list_warmup_chains(contenders: Sequence[Contender]) -> list[str]:
+    """Return the chains that workers run before their first job; that of torch in place of a factory."""
+    return [entry.source if entry.is_chain else "torch.SGD(lr=0.1)" for entry in contenders]
+
+
+def _describe_race(
+    command: list[str] | None, problems: Sequence[tuple[str | Problem, Problem]], contenders: Sequence[Contender]
+) -> dict[str, Any]:
+    """Return the first entries of the header.
+
+    Args:
+        command: The command that does the race again; None for that of this process.
+        problems: Pairs of what names a problem for a worker, and the problem.
+        contenders: The contenders.
+    """
+    return {
+        "kind": "race",
+        "format": FORMAT,
+        "command": list(sys.argv) if command is None else command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "problems": [_describe_problem(spec, problem) for spec, problem in problems],
+        "contenders": [{"label": entry.label, "source": entry.source} for entry in contenders],
+    }
+
+
+def _describe_tuning(
+    tune: int | None, ranges: Mapping[str, RangeSpec], settings: Sequence[list[Setting]]
+) -> dict[str, Any]:
+    """Return the entries of a tuned race in the header; none without `tune`.
+
+    Args:
+        tune: The number of settings of each contender.
+        ranges: The ranges that were passed.
+        settings: The settings of each contender.
+    """
+    if tune is None:
+        return {}
+    entries = [
+        [{"chain": each.contender.source, "values": each.values, "seed": each.seed} for each in contender_settings]
+        for contender_settings in settings
+    ]
+    return {"tune": tune, "ranges": json.loads(json.dumps(ranges)), "settings": entries}
 
 
 def _check_parts(

@@ -21,9 +21,10 @@ import torch
 
 from .._figures import make_axes
 from ._paper import use_log_axes
-from ._results import QUARTILES, TOLERANCES, Results, curves, profiles, summary, write_file
+from ._results import Results, write_file
 from ._scores import choose_winners, find_shift, shift_values
 from ._standings import chosen_settings, sensitivity, standings, tuning_gains
+from ._statistics import QUARTILES, TOLERANCES, curves, profiles, summary
 from .problems import Problem, get
 
 if TYPE_CHECKING:
@@ -254,19 +255,8 @@ def picture(results: Results) -> Figure:
 
     if flat:
         _draw_map(panels.pop(0), problem, styles)
-    for curve in problem["curves"]:
-        points, style = curve["evaluations"], styles[curve["series"]]
-        median, lower, upper = (shift_values(points[key], problem, problem["shift"]) for key in QUARTILES)
-        panels[0].plot(points["x"], median, **style)
-        panels[0].fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
-    use_log_axes(panels[0])
-    panels[0].set(xlabel="evaluations", title=f"{problem['name']}: {problem['loss']}")
-    stairs = profiles(results, SOLVED)
-    end = max(3.0, *(series["x"][-1] for series in stairs))
-    for series, style in zip(stairs, styles, strict=True):
-        panels[1].step([*series["x"], end], [*series["y"], series["y"][-1]], where="post", **style)
-    panels[1].set(xscale="log", ylim=(0, 1.02), xlabel="times the evaluations of the best")
-    panels[1].set_title("all problems: part solved")
+    _draw_curves(panels[0], problem, styles)
+    _draw_profiles(panels[1], profiles(results, SOLVED), styles)
     for panel in panels:
         panel.grid(alpha=0.3)
     names = [entry["label"] for entry in data["contenders"]]
@@ -276,6 +266,26 @@ def picture(results: Results) -> Figure:
     for text in (*legend.get_texts(), *(panel.title for panel in figure.axes)):
         text.set_parse_math(False)  # names are text, also with a dollar in them
     return figure  # type: ignore[no-any-return]
+
+
+def _draw_curves(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:
+    """Draw the medians of a problem with their quartiles; `styles` has the lines of the series."""
+    for curve in problem["curves"]:
+        points, style = curve["evaluations"], styles[curve["series"]]
+        median, lower, upper = (shift_values(points[key], problem, problem["shift"]) for key in QUARTILES)
+        panel.plot(points["x"], median, **style)
+        panel.fill_between(points["x"], lower, upper, color=style["color"], alpha=0.13, linewidth=0)
+    use_log_axes(panel)
+    panel.set(xlabel="evaluations", title=f"{problem['name']}: {problem['loss']}")
+
+
+def _draw_profiles(panel: Axes, stairs: list[dict[str, Any]], styles: list[dict[str, Any]]) -> None:
+    """Draw performance profiles; `styles` has the lines of the series."""
+    end = max(3.0, *(series["x"][-1] for series in stairs))
+    for series, style in zip(stairs, styles, strict=True):
+        panel.step([*series["x"], end], [*series["y"], series["y"][-1]], where="post", **style)
+    panel.set(xscale="log", ylim=(0, 1.02), xlabel="times the evaluations of the best")
+    panel.set_title("all problems: part solved")
 
 
 def _draw_map(panel: Axes, problem: dict[str, Any], styles: list[dict[str, Any]]) -> None:

@@ -68,16 +68,8 @@ def run(
     seed_all(seed)
     reached = RunReason.REACHED if target is None else RunReason.TARGET
     meter = Meter(budget, seconds, find_target(problem, target), progress, reached, find_spacing(problem))
-    entrant: Entrant | None = None
-    frames: list[list[list[float]]] = []
+    track = _Track(problem)
     steps, reason, detail, trace = 0, RunReason.CRASHED, "", ""
-
-    def add_frame() -> None:
-        """Add the positions of the members in the plane to `frames`, for the map of a report."""
-        if problem.window is not None and entrant is not None:
-            positions = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
-            if entrant.population is not None or frames[-1:] != [positions]:
-                frames.append(positions)
 
     try:
         with meter.pause():
@@ -87,11 +79,12 @@ def run(
         try:
             meter.take(first)
             # A step of L-BFGS may be long, so its path includes each evaluation that was better than all before.
-            add_frame()
-            for _ in take_steps(problem, entrant, meter, torch.Generator().manual_seed(seed), add_frame):
+            track.add(entrant)
+            generator = torch.Generator().manual_seed(seed)
+            for _ in take_steps(problem, entrant, meter, generator, lambda: track.add(entrant)):
                 steps += 1
                 with meter.pause():
-                    add_frame()
+                    track.add(entrant)
                     if problem.noisy and meter.due:
                         meter.take(problem.measure(entrant.best()))
                 meter.check_budget()
@@ -102,12 +95,6 @@ def run(
         trace = "".join(traceback.format_exception(error))[-8000:]
     if meter.history and meter.evaluations not in meter.history:
         meter.record()
-    tracks: dict[str, Any] = {}
-    if frames and entrant is not None and entrant.population is not None:
-        tracks["cloud"] = thin(frames, CLOUD_FRAMES)
-        tracks["generations"] = thin(list(range(len(frames))), CLOUD_FRAMES)
-    elif frames:
-        tracks["path"] = thin([positions[0] for positions in frames], PATH_POINTS)
     return {
         "reason": str(reason),
         "detail": detail,
@@ -119,8 +106,34 @@ def run(
         "seconds": round(meter.seconds(), 6),
         "digest": meter.digest.hexdigest(),
         "history": [[e, s, drop_infinite(v)] for e, (s, v) in meter.history.items()],
-        **tracks,
+        **track.describe(),
     }
+
+
+class _Track:
+    """The positions of a run in the plane of a function of two numbers, for the map of a report."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.has_map = problem.window is not None
+        self.is_cloud = False
+        self.frames: list[list[list[float]]] = []
+
+    def add(self, entrant: Entrant) -> None:
+        """Add the positions of the model or the members, unless there is no map or the model has not moved."""
+        if self.has_map:
+            positions = [round_values(point) for point in entrant.points()[:CLOUD_MEMBERS]]
+            self.is_cloud = entrant.population is not None
+            if self.is_cloud or self.frames[-1:] != [positions]:
+                self.frames.append(positions)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entries of the record: a path, or the cloud of a population with the numbers of its generations."""
+        if not self.frames:
+            return {}
+        if self.is_cloud:
+            generations = thin(list(range(len(self.frames))), CLOUD_FRAMES)
+            return {"cloud": thin(self.frames, CLOUD_FRAMES), "generations": generations}
+        return {"path": thin([positions[0] for positions in self.frames], PATH_POINTS)}
 
 
 def find_target(problem: Problem, target: float | None) -> float | None:
@@ -160,22 +173,11 @@ def take_steps(
         better: Called after an evaluation of a model that is the best so far, while the model has these parameters.
         watch: Called with the loss after an evaluation of a model with its gradient, which its parameters have.
     """
-    model, population = entrant.model, entrant.population
+    population = entrant.population
 
     def closure(backward: bool = True) -> torch.Tensor:
         meter.check_budget()
-        if backward:
-            (model if population is None else population).zero_grad()
-        with torch.enable_grad() if backward else contextlib.nullcontext():
-            loss: torch.Tensor = problem.loss(model) if population is None else population.losses(problem.loss)
-            if backward and not loss.requires_grad:
-                fact = (
-                    "the loss has no gradient, because it does not depend on its arguments or leaves torch on the way"
-                )
-                remedy = "Chains that need none, such as CMAES(sigma=0.5), can minimise it as it is"
-                raise ProblemFileError(f"{problem.name}: {fact} (item, numpy, detach). {remedy}")
-            if backward:
-                loss.sum().backward()  # type: ignore[no-untyped-call]
+        loss = _evaluate(problem, entrant, backward)
         with meter.pause():
             if population is not None:
                 entrant.losses = loss.detach()
@@ -205,6 +207,30 @@ def take_steps(
             raise RunEnd(RunReason.STOPPED, entrant.finished)
         if idle >= IDLE:
             raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
+
+
+def _evaluate(problem: Problem, entrant: Entrant, backward: bool) -> torch.Tensor:
+    """Return the loss of the model, or those of the members; with `backward`, replace the gradients.
+
+    Args:
+        problem: The problem.
+        entrant: The contender with its model.
+        backward: Whether to compute gradients.
+    """
+    model, population = entrant.model, entrant.population
+    if backward:
+        (model if population is None else population).zero_grad()
+    with torch.enable_grad() if backward else contextlib.nullcontext():
+        loss: torch.Tensor = problem.loss(model) if population is None else population.losses(problem.loss)
+        if backward:
+            if not loss.requires_grad:
+                fact = (
+                    "the loss has no gradient, because it does not depend on its arguments or leaves torch on the way"
+                )
+                remedy = "Chains that need none, such as CMAES(sigma=0.5), can minimise it as it is"
+                raise ProblemFileError(f"{problem.name}: {fact} (item, numpy, detach). {remedy}")
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+    return loss
 
 
 def round_values(values: torch.Tensor) -> list[float]:

@@ -24,9 +24,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ._results import Results, read_final
+from ._results import Results
 from ._run import drop_infinite
 from ._scores import GOAL, UNSOLVED, choose_winners, find_goals, score_run
+from ._statistics import read_final
 
 Array = NDArray[Any]
 LARGEST_RATIO = 4.0

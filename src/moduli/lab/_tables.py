@@ -14,9 +14,10 @@ import numpy
 import torch
 
 from ..labels import Tensor, tensor
-from ._results import Results, ResultsError, read_final, summary, write_file
+from ._results import Results, ResultsError, write_file
 from ._run import drop_infinite
 from ._scores import choose_winners
+from ._statistics import read_final, summary
 
 TABLE_FORMS = ("csv", "md", "latex")
 """The forms in which `summary_table` writes a table."""

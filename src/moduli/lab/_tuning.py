@@ -339,17 +339,22 @@ def _join(values: list[Any], join: Callable[[list[float]], Any]) -> Any:
         rows = [each.links for each in values]
         return ParsedChain(tuple(_join_rows(rows, join)), first.source)
     if isinstance(first, Link):
-        if any(each.name != first.name for each in values):
-            raise _DifferentChainsError
-        args = tuple(_join_rows([each.args for each in values], join))
-        names = list(dict.fromkeys(key for each in values for key, _ in each.kwargs))
-        arguments = _join_rows([[_find_value(each, name) for name in names] for each in values], join)
-        return replace(first, args=args, kwargs=tuple(zip(names, arguments, strict=True)), columns=())
+        return _join_links(values, join)
     if isinstance(first, list | tuple):
         return type(first)(_join_rows(values, join))
     if any(each != first for each in values):
         raise _DifferentChainsError
     return first
+
+
+def _join_links(links: list[Link], join: Callable[[list[float]], Any]) -> Link:
+    """Return `_join` of links of one name; defaults are the arguments that a link does not set."""
+    if any(each.name != links[0].name for each in links):
+        raise _DifferentChainsError
+    args = tuple(_join_rows([each.args for each in links], join))
+    names = list(dict.fromkeys(key for each in links for key, _ in each.kwargs))
+    arguments = _join_rows([[_find_value(each, name) for name in names] for each in links], join)
+    return replace(links[0], args=args, kwargs=tuple(zip(names, arguments, strict=True)), columns=())
 
 
 def _find_value(link: Link, name: str) -> Value:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -102,12 +103,7 @@ def entries() -> dict[str, CatalogueEntry]:
     catalogue = {
         "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
     }
-    families = {
-        name: family
-        for family, part in vars(m).items()
-        if inspect.ismodule(part) and part.__name__ == f"{m.__name__}.{family}" and family[0] != "_"
-        for name in part.__all__
-    }
+    families = _find_families(m)
     for module, kind in ((m, "link"), (presets, "preset")):
         for name in module.__all__:
             value = getattr(module, name)
@@ -119,6 +115,22 @@ def entries() -> dict[str, CatalogueEntry]:
             catalogue[f"torch.{name}"] = CatalogueEntry(
                 f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or ""
             )
+    _add_plugins(catalogue)
+    return catalogue
+
+
+def _find_families(m: ModuleType) -> dict[str, str]:
+    """Return the family of each link, by its name: the subpackage of `m` that has it."""
+    return {
+        name: family
+        for family, part in vars(m).items()
+        if inspect.ismodule(part) and part.__name__ == f"{m.__name__}.{family}" and family[0] != "_"
+        for name in part.__all__
+    }
+
+
+def _add_plugins(catalogue: dict[str, CatalogueEntry]) -> None:
+    """Add the links of other packages to the catalogue, and warn of those that cannot be added."""
     for name, point in list_plugins("links").items():
         if name in catalogue:
             warn_of(f"{name_package(point)} adds {name!r} to moduli.links, a name that moduli has: moduli's is used")
@@ -127,7 +139,6 @@ def entries() -> dict[str, CatalogueEntry]:
             catalogue[name] = _describe(name, load_plugin(point), name_package(point))
         except (PluginError, TypeError) as error:
             warn_of(str(error))
-    return catalogue
 
 
 def _describe(name: str, value: Any, family: str) -> CatalogueEntry:
@@ -302,18 +313,14 @@ def _optimize_parameters(make: Callable[..., Any], options: dict[str, Any], mode
     return make([p for p in model.parameters() if p.requires_grad], **options)
 
 
-def _make(link: Link, source: str) -> Any:
-    """Build one link of a chain.
+def _check_arguments(link: Link, entry: CatalogueEntry, source: str) -> None:
+    """Raise ChainSyntaxError if a link has an argument that its entry does not accept.
 
     Args:
         link: The link, parsed.
+        entry: Its entry.
         source: The text of the chain, for errors.
-
-    Returns:
-        A link, or the list of links of a preset; the arguments of a population as a dictionary; for a whole optimizer, a partial
-        function from a model to it.
     """
-    entry = _find(link, source)
     parameters = entry.signature.parameters
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for position, (key, value) in enumerate(link.kwargs, len(link.args)):
@@ -327,16 +334,28 @@ def _make(link: Link, source: str) -> Any:
             raise ChainSyntaxError(
                 f"{link.name} has no argument {key!r}{hint}", source, link.columns[position], len(key)
             )
+
+
+def _make(link: Link, source: str) -> Any:
+    """Build one link of a chain.
+
+    Args:
+        link: The link, parsed.
+        source: The text of the chain, for errors.
+
+    Returns:
+        A link, or the list of links of a preset; the arguments of a population as a dictionary; for a whole optimizer, a partial
+        function from a model to it.
+    """
+    entry = _find(link, source)
+    _check_arguments(link, entry, source)
     args = [_build_value(value, source) for value in link.args]
     kwargs = {key: _build_value(value, source) for key, value in link.kwargs}
     if entry.kind in ("torch", "factory"):
         if args:
             raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
-        return (
-            partial(entry.make, **kwargs)
-            if entry.kind == "factory"
-            else partial(_optimize_parameters, entry.make, kwargs)
-        )
+        is_factory = entry.kind == "factory"
+        return partial(entry.make, **kwargs) if is_factory else partial(_optimize_parameters, entry.make, kwargs)
     try:
         result = entry.make(*args, **kwargs)
         parts = result if isinstance(result, list | tuple) else [result]

@@ -66,16 +66,8 @@ class LBFGSOperator(LinearOperator):
         ss: Tensor | None = None,
         yy: Tensor | None = None,
     ) -> None:
-        _checks.check_floating(s, "s", 2)
-        _checks.check_floating(y, "y", 2)
-        if s.dtype.is_complex or s.dtype != y.dtype:
-            raise TypeError(f"s and y are real and of one dtype, not {s.dtype} and {y.dtype}")
-        if s.shape != y.shape:
-            raise ValueError(f"s has shape {tuple(s.shape)}, but y {tuple(y.shape)}; there is one y for each s")
-        *batch, m, n = s.shape
-        for name, gram in (("sy", sy), ("ss", ss), ("yy", yy)):
-            if gram is not None and tuple(gram.shape) != (*batch, m, m):
-                raise ValueError(f"{name} has shape {tuple(gram.shape)}; for {m} pairs it is {(*batch, m, m)}")
+        _check_pairs(s, y, {"sy": sy, "ss": ss, "yy": yy})
+        *batch, _, n = s.shape
         self._s, self._y = s, y
         self._sy = s @ y.mT if sy is None else sy
         self._ss = s @ s.mT if ss is None else ss
@@ -168,3 +160,23 @@ class LBFGSOperator(LinearOperator):
 
     def _diagonal(self) -> Tensor:
         return self._compact()._diagonal()
+
+
+def _check_pairs(s: Tensor, y: Tensor, grams: dict[str, Tensor | None]) -> None:
+    """Raise TypeError or ValueError unless pairs, and the matrices of their inner products, have equal dtypes and fit.
+
+    Args:
+        s: The steps.
+        y: The changes of the gradient.
+        grams: The matrices of inner products by name; None where it has to be computed.
+    """
+    _checks.check_floating(s, "s", 2)
+    _checks.check_floating(y, "y", 2)
+    if s.dtype.is_complex or s.dtype != y.dtype:
+        raise TypeError(f"s and y are real and of one dtype, not {s.dtype} and {y.dtype}")
+    if s.shape != y.shape:
+        raise ValueError(f"s has shape {tuple(s.shape)}, but y {tuple(y.shape)}; there is one y for each s")
+    *batch, m, _ = s.shape
+    for name, gram in grams.items():
+        if gram is not None and tuple(gram.shape) != (*batch, m, m):
+            raise ValueError(f"{name} has shape {tuple(gram.shape)}; for {m} pairs it is {(*batch, m, m)}")

@@ -1,6 +1,7 @@
 """Krylov solvers of linear systems: conjugate gradients, minimal residuals, and least squares from products."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,10 +58,7 @@ def cg(
         equations (3:1); preconditioned as in Nocedal and Wright, Numerical Optimization, 2nd ed., algorithm 5.3.
     """
     operator, n, _, tol, last = prepare(A, b, "b", "cg", rtol, atol, maxiter)
-    if preconditioner is not None:
-        preconditioner = take_operator(preconditioner, "the preconditioner of cg")
-        if preconditioner.shape != operator.shape:
-            raise ValueError(f"the preconditioner is {preconditioner}, but A is {operator}; they need equal shapes")
+    preconditioner = _take_preconditioner(preconditioner, operator)
     if x0 is None:
         x, r = torch.zeros_like(b), b
     else:
@@ -116,6 +114,16 @@ def cg(
         squared = rz_next + beta * beta * squared if preconditioner is None else inner(p, p)
         rz = rz_next
     return LinearSolution(x, Outcome.MAXITER, last, reached)
+
+
+def _take_preconditioner(preconditioner: Any, operator: LinearOperator) -> LinearOperator | None:
+    """Return a preconditioner, if there is one, as an operator; raise ValueError if its shape is not that of the system."""
+    if preconditioner is None:
+        return None
+    inverse = take_operator(preconditioner, "the preconditioner of cg")
+    if inverse.shape != operator.shape:
+        raise ValueError(f"the preconditioner is {inverse}, but A is {operator}; they need equal shapes")
+    return inverse
 
 
 def minres(

@@ -141,14 +141,8 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         raise ValueError("trust_exact: the radius is infinite; without a region use solve, or steihaug")
     if n == 0:
         return TrustRegionStep(torch.zeros_like(g), Outcome.INTERIOR, 0.0, 0, 0.0, 0.0)
-    if operator.is_matrix_free:
-        operator._dense_for("solve the trust-region problem exactly")
-    if not (isinstance(operator, Eigendecomposition) and operator.values.shape[-1] == n):
-        dense = operator.to_dense()
-        if not bool(torch.isfinite(dense).all()):
-            raise ValueError(f"trust_exact: {operator} has non-finite entries")
-        operator = Eigendecomposition.of(dense)
-    values, vectors = operator.values, operator.vectors
+    decomposition = _decompose(operator, n)
+    values, vectors = decomposition.values, decomposition.vectors
     parts = vectors.mH @ g
     eps = torch.finfo(values.dtype).eps
     spread = n * eps * max(float(values.abs().max()), torch.finfo(values.dtype).tiny)
@@ -203,6 +197,18 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
             break
         mu = following
     return end_at(step(mu), Outcome.BOUNDARY, rounds, max(mu - low, 0.0))
+
+
+def _decompose(operator: LinearOperator, n: int) -> Eigendecomposition:
+    """Return the operator with all its n eigenvectors; raise an error if it is matrix-free or not finite."""
+    if isinstance(operator, Eigendecomposition) and operator.values.shape[-1] == n:
+        return operator
+    if operator.is_matrix_free:
+        operator._dense_for("solve the trust-region problem exactly")
+    dense = operator.to_dense()
+    if not bool(torch.isfinite(dense).all()):
+        raise ValueError(f"trust_exact: {operator} has non-finite entries")
+    return Eigendecomposition.of(dense)
 
 
 def _check_radius(radius: float, solver: str) -> float:

@@ -108,13 +108,7 @@ def search(
     if groups is not None:
         patterns = _list_patterns(groups, list(view(models[0], "models[0]").names()))
         coefficients_start = {name: _divide(value, patterns) for name, value in coefficients_start.items()}
-    ranges = [
-        SearchRange(*bounds) if bounds is not None else RANGES.get(name, UNIT)
-        for name, value in coefficients_start.items()
-        for _ in _flatten(value)
-    ]
-    low = torch.tensor([each.low for each in ranges], dtype=torch.float64)
-    high = torch.tensor([each.high for each in ranges], dtype=torch.float64)
+    low, high = _list_limits(coefficients_start, bounds)
     trials = _Trials(recipe, models, score, coefficients_start, (low, high), options)
     numbers = torch.tensor(list(_flatten(coefficients_start)), dtype=torch.float64).clamp(low, high)
     # The initial values are evaluated too.
@@ -150,6 +144,17 @@ def search(
     coefficients, value, model = trials.best
     model = run(trials.describe(coefficients), list(models)) if model is None else model
     return MergeSearch(model, coefficients, value, result.evaluations + 1, list(result.history))
+
+
+def _list_limits(start: Mapping[str, Any], bounds: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper bounds of all coefficients, by default those that are declared for their names."""
+    ranges = [
+        SearchRange(*bounds) if bounds is not None else RANGES.get(name, UNIT)
+        for name, value in start.items()
+        for _ in _flatten(value)
+    ]
+    ends = torch.tensor([(each.low, each.high) for each in ranges], dtype=torch.float64)
+    return ends[:, 0], ends[:, 1]
 
 
 class _Trials:
