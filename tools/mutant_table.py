@@ -494,7 +494,7 @@ LINKS = [
         (),
         ("tests/m/test_smoothing.py",),
         (
-            ("a if point is None else a + sigma * z", "a"),
+            ('a if point is None else a + scale * self.settings[param]["sigma"] * z', "a"),
             ("[column.mean(0) for column in columns]", "[column.sum(0) for column in columns]"),
         ),
     ),

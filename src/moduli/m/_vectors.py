@@ -102,6 +102,11 @@ def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> li
     return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
 
 
+def copy_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of `.grad`, with zeros for parameters that have none."""
+    return [torch.zeros_like(param) if param.grad is None else param.grad.clone() for param in params]
+
+
 def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
     """Raise an error for complex parameters: second derivatives by complex numbers are not a matrix."""
     for param in params:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..optim import Closure, Objective, Reformulation
+from ._vectors import copy_gradients
 
 __all__ = ["AugmentedLagrangian"]
 
@@ -122,7 +123,7 @@ class AugmentedLagrangian(Reformulation):
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
         """Return the augmented loss, and its gradient."""
         loss = closure(backward)
-        grads = [torch.zeros_like(param) if param.grad is None else param.grad.clone() for param in params]
+        grads = copy_gradients(params)
         setting = self.settings[objective.params[0]]
         with torch.enable_grad():
             c = self._values(objective)

@@ -32,6 +32,7 @@ from ...optim import (
 from ...optim import ranges as check
 from ...optim import step as run
 from .._measures import divide, dot, read
+from .._vectors import copy_gradients
 
 
 class SAM(DeclaredLink, Reformulation):
@@ -79,7 +80,7 @@ class SAM(DeclaredLink, Reformulation):
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
         """Return the loss and its gradient at the worst point nearby."""
         closure(True)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
+        grads = copy_gradients(params)
         present = [p.grad is not None for p in params]
         with objective.counting(range(len(params))):
             shifts = self._shifts(params, grads)
@@ -88,10 +89,7 @@ class SAM(DeclaredLink, Reformulation):
         loss = closure(backward)
         if not backward:
             return loss, None
-        perturbed_grads = [
-            (torch.zeros_like(p) if p.grad is None else p.grad.clone()) if here else None
-            for p, here in zip(params, present, strict=True)
-        ]
+        perturbed_grads = [grad if here else None for grad, here in zip(copy_gradients(params), present, strict=True)]
         return loss, perturbed_grads  # type: ignore[return-value]
 
     def _shifts(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
