@@ -228,15 +228,14 @@ class SOAPBasis(Projection):
             started.append(i)
         if following:
             self._follow([states[i] for i in following], [f"modules {names[i]}" for i in following])
-        if started:
-            map_alike(
-                lambda k, item, state: learn(
-                    state, work(item[0]).reshape(state["shape"]), settings[started[k]]["shampoo_beta"]
-                ),
-                [(updates[i],) for i in started],
-                [states[i] for i in started],
-                [settings[i] for i in started],
-            )
+        map_alike(
+            lambda k, item, state: learn(
+                state, work(item[0]).reshape(state["shape"]), settings[started[k]]["shampoo_beta"]
+            ),
+            [(updates[i],) for i in started],
+            [states[i] for i in started],
+            [settings[i] for i in started],
+        )
 
     def _follow(self, states: list[dict[str, Any]], keys: list[str]) -> None:
         """Make one step of orthogonal iteration; the state of the inner links is moved to the new basis."""

@@ -198,6 +198,12 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
     shared["pairs"] = torch.where(good, (pairs + 1).clamp(max=history), pairs)
 
 
+def _scale_members(tensors: Sequence[Tensor], factors: Tensor) -> None:
+    """Multiply the rows of tensors in place by the factor of their member."""
+    for rows in tensors:
+        rows.mul_(factors.to(rows)[:, None])
+
+
 def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
     """Return the inverse BFGS matrix of each member times its update: the two-loop recursion, vectorised over members."""
     u = _view_rows(mask_absent(objective.peek_updates(), objective.present))
@@ -216,8 +222,7 @@ def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[s
         for rows, other in zip(q, of_y, strict=True):
             rows.sub_(other * alpha.to(rows)[:, None])
         steps.append((of_s, of_y, sy, torch.where(here, alpha, 0.0)))
-    for rows in q:
-        rows.mul_(gamma.to(rows)[:, None])
+    _scale_members(q, gamma)
     for age in reversed(range(len(steps))):
         of_s, of_y, sy, alpha = steps[age]
         beta = torch.where(pairs > age, _dots(of_y, q) / sy, 0.0)
@@ -226,8 +231,7 @@ def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[s
     if setting["scale_first"]:
         length = _dots(u, u).sqrt()
         shrink = torch.where((pairs == 0) & (length > 1) & length.isfinite(), 1 / length, 1.0)
-        for rows in q:
-            rows.mul_(shrink.to(rows)[:, None])
+        _scale_members(q, shrink)
     objective.updates = [unflat(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
     return objective
 
