@@ -282,7 +282,7 @@ LINKS = [
     ),
     Link(
         "Orthogonalize",
-        "adaptive/_orthogonalize.py",
+        "adaptive/_polar.py",
         ("Orthogonalize",),
         ("tests/m/test_matrix_links.py", "tests/m/test_adaptive.py", "-k", "ortho or muon or polar"),
         (

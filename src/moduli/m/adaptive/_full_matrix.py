@@ -19,8 +19,8 @@ from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, MatrixTransform, Setting
 from ...optim import ranges as check
 from ._axes import eigh, power, work
+from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
-from ._shampoo import eigenvectors
 
 
 class FullMatrixAdagrad(BufferTransform):
@@ -178,7 +178,13 @@ class GGT(BufferTransform):
 
 
 def find_span(history: Iterable[Tensor], eig_tol: float, truncate: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nonzero eigenvalues of a history's second moment with their vectors, ascending, and the largest of all."""
+    """Return the nonzero eigenvalues of a history's second moment with their vectors, ascending, and the largest of all.
+
+    Args:
+        history: Vectors.
+        eig_tol: Eigenvalues up to this fraction of the largest count as zero.
+        truncate: The most eigenvalues; None for all.
+    """
     matrix = torch.stack(list(history), dim=1)
     values, vectors = eigh(matrix.mH @ matrix)
     top = values[-1].clamp(min=0)

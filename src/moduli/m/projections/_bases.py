@@ -19,8 +19,8 @@ from ...optim import ranges as check
 from ...optim.module import ProjectedBuffer
 from .._vectors import flat, unflat
 from ..adaptive._axes import multiply, work
+from ..adaptive._eigenbasis import begin, follow, learn, matrices
 from ..adaptive._full_matrix import find_span
-from ..adaptive._shampoo import begin, follow, learn, matrices
 from ._projection import Projection
 
 # The power of a change of the basis by which buffers are multiplied; covariances are multiplied from both sides.
