@@ -121,7 +121,6 @@ class GradientSampling(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """Return the aggregate of losses over the points, and its gradient."""
         points = self._points if self._points is not None else self._draw(params)
         scale = self.global_state.get("scale", 1.0)
         start = [param.detach().clone() for param in params]

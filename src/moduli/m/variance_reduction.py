@@ -128,7 +128,6 @@ class SVRG(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """Return the corrected loss, and its gradient."""
         setting = self.settings[params[0]]
         alpha, states = setting["alpha"], [self.state[param] for param in params]
         here = [param.clone() for param in params]

@@ -92,7 +92,13 @@ class Adam(BufferTransform):
 
 
 def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
-    """Return the factors of a mean, besides its size, and of the root of a mean square, that started at zero t steps ago."""
+    """Return the factors of a mean, besides its size, and of the root of a mean square, that started at zero t steps ago.
+
+    Args:
+        size: The size of the step.
+        t: The number of steps.
+        setting: The settings: debias, beta1 and beta2.
+    """
     if not setting["debias"]:
         return size, 1.0
     return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5

@@ -15,7 +15,13 @@ _ROTATION = 0.125
 
 
 def begin(state: Any, tensor: Tensor, setting: Any) -> None:
-    """Return factors that are multiples of the identity."""
+    """Start the factors as multiples of the identity.
+
+    Args:
+        state: Where they are stored.
+        tensor: The first update.
+        setting: The settings, among them init_scale, max_dim and max_skew.
+    """
     x = work(tensor)
     shape = merge_shape(tensor.shape, 0, merge=False) or (1,)
     state["shape"] = shape

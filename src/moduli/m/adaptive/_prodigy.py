@@ -337,7 +337,6 @@ class AdaptiveHeavyBall(VectorLink):
     f_star: float = 0.0
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Compute step size and momentum from this point and the last."""
         x, u = flat(objective.params), gather_update(objective)
         gap = read(objective.get_loss(backward=True).double()) - setting["f_star"]
         square = read(torch.dot(u, u))
@@ -350,7 +349,6 @@ class AdaptiveHeavyBall(VectorLink):
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Return the scaled update plus a multiple of the last step."""
         out: Tensor = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
         return out
 

@@ -78,7 +78,6 @@ class SAM(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """Return the loss and its gradient at the worst point nearby."""
         closure(True)
         grads = copy_gradients(params)
         present = [p.grad is not None for p in params]
@@ -146,7 +145,6 @@ class _Perturbed(DeclaredLink, Transform):
     """A base for parameters at points shifted along the momentum: stores the momentum, and the shifts before and now."""
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Update the momentum and the shifts."""
         entries: list[tuple[dict[str, Any], Any]] = []
         for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
             if objective.present is not None and not objective.present[i]:
@@ -206,7 +204,6 @@ class MSAMMomentum(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Move along the momentum, to the next perturbed point."""
         out = list(objective.get_updates())
         for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
             if "before" in state:
@@ -252,7 +249,6 @@ class MSAM(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Apply the inner links, and move to the next perturbed point."""
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])
         objective.updates = [

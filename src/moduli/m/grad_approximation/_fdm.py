@@ -58,8 +58,6 @@ class GradApproximator(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, list[Tensor] | None]:
-        """Return the loss, and its approximate gradient if it is requested."""
-
         def value() -> Tensor:
             return closure(False)
 
@@ -117,7 +115,6 @@ class FDM(GradApproximator):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by two evaluations per coordinate, or as many as the formula has points, and the loss."""
         grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
         h, formula = float(setting["h"]), FORMULAS[setting["formula"]]
         if 0 in formula[0] and loss is None:

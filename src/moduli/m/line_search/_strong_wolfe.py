@@ -34,7 +34,16 @@ def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
 
 
 def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
-    """Return the next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
+    """Return the next trial (section 4).
+
+    Args:
+        low: The point with the lowest value.
+        other: The other end of the interval.
+        new: The newest point.
+        bracketed: Whether the interval contains a minimiser.
+        least: The lower limit of the trial.
+        most: Its upper limit.
+    """
     (al, fl, gl), (at, ft, gt) = low, new
     toward = at - al
 
@@ -320,7 +329,14 @@ class StrongWolfe(LineSearchBase):
         super().collect(given)
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
-        """Return the first length to try."""
+        """Return the first length to try.
+
+        Args:
+            loss: The value at 0.
+            slope: The slope at 0.
+            settings: The settings in force.
+            memory: The state of the search.
+        """
         kind, start = settings["a_init"], float(settings["init_value"])
         last = memory.get("last")
         out = start
@@ -339,7 +355,6 @@ class StrongWolfe(LineSearchBase):
         return out * (memory.get("scale", 1.0) if settings["adaptive"] else 1.0)
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Search for a length where both conditions hold, and return it."""
         length, good, (best, lowest) = yield from more_thuente_trials(
             loss,
             slope,

@@ -74,7 +74,13 @@ class _Last(TensorTransform):
         return self.combine(state["previous"], state["before"], setting)
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
-        """Return the update for the two values."""
+        """Return the update for two values of a tensor.
+
+        Args:
+            now: The value of this step.
+            before: That of the last step.
+            setting: The settings.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
     def reset_for_online(self) -> None:

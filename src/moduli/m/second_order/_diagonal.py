@@ -79,14 +79,25 @@ class _DiagonalMoments(_HutchinsonBase):
 
     @abstractmethod
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add one estimate of the diagonal to the mean, in place."""
+        """Add one estimate of the diagonal to the mean, in place.
+
+        Args:
+            held: The mean.
+            D: The estimate.
+            setting: The settings.
+        """
 
     @abstractmethod
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the update from both means."""
+        """Return the update from both means.
+
+        Args:
+            m: The mean gradient.
+            D: The mean of the diagonal.
+            setting: The settings.
+        """
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Update the mean gradient, and at every n-th step the mean of the diagonal."""
         diagonals: list[Tensor] | None = None
         first = settings[0]
         if self.increment_counter("estimates", 0) % self.every == 0:
@@ -111,7 +122,6 @@ class _DiagonalMoments(_HutchinsonBase):
                 self.learn_diagonal(state[self.second], diagonals[i], setting)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divide one mean by the other."""
         out = list(objective.get_updates())
         buffers = {"exp_avg_tfm": "exp_avg", f"{self.second}_tfm": self.second}
         for i, state in self.find_known(objective, states, **buffers):
@@ -175,12 +185,10 @@ class AdaHessian(_DiagonalMoments):
     D_exp_avg_sq_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add the square of an estimate to the mean, in place."""
         D = _average_blocks(D, setting)
         held.mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the mean gradient divided by a power of the root of the mean square."""
         out: Tensor = m / (D ** (setting["hessian_power"] / 2) + setting["eps"])
         return out
 
@@ -246,11 +254,9 @@ class SophiaH(_DiagonalMoments):
     D_exp_avg_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add an estimate to the mean, in place."""
         held.lerp_(D, 1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the mean gradient divided by the diagonal, and clipped."""
         ratio = m / (D * setting["precond_scale"]).clamp(min=setting["eps"])
         return ratio.clamp(-setting["clip"], setting["clip"])
 
@@ -299,7 +305,6 @@ class ESGD(_HutchinsonBase):
     Hz_sq_acc_tfm: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Accumulate squares of products with random vectors."""
         if self.increment_counter("estimates", 0) % self.every:
             return
         setting = settings[0]
@@ -321,7 +326,6 @@ class ESGD(_HutchinsonBase):
                     state["Hz_sq"].lerp_(square, 1 - own["beta"])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divide by the roots of the means."""
         out = list(objective.get_updates())
         for i, state in self.find_known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
             setting = settings[i]
