@@ -12,7 +12,7 @@ from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
 from ...optim import ranges as check
 from .._vectors import HessianLink, vector_like
-from ._pairs import _PairLink, count_skipped, divide_by_step, take_tensors
+from ._pairs import _PairLink, count_skipped, take_tensors
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -90,7 +90,6 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
         b = self._diagonal(state, x, setting)
         if s is None or y is None:
             return
-        s, y = divide_by_step(s, y)
         if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > torch.finfo(s.dtype).tiny:
             b.fill_(min(_dot(y, y) / _dot(s, y), torch.finfo(s.dtype).max))
         new = self.rule(b, s, y)

@@ -62,6 +62,8 @@ def take_tensors(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
     """Return `take_pair`'s result as tensors, and count pairs that are of no use as skipped; s and y are None then.
 
+    The pair is divided by the largest component of s: the same curvature, and no power of s underflows.
+
     Args:
         link: The link that counts.
         objective: The objective.
@@ -71,13 +73,11 @@ def take_tensors(
     x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
     if verdict in ("step", "gradient"):
         count_skipped(link, objective, state)
-    return (x, None, None, verdict) if verdict else (x, torch.as_tensor(s), torch.as_tensor(y), verdict)
-
-
-def divide_by_step(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pair divided by the largest component of s: the same curvature, and no power of s underflows."""
+    if verdict:
+        return x, None, None, verdict
+    s, y = torch.as_tensor(s), torch.as_tensor(y)
     largest = torch.linalg.vector_norm(s, float("inf"))
-    return s / largest, y / largest
+    return x, s / largest, y / largest, verdict
 
 
 def count_skipped(link: Module, objective: Objective, state: Any) -> None:
@@ -124,7 +124,6 @@ class GradientCorrection(_PairLink):
         state.pop("s", None)
         if s is None or y is None:
             return
-        s, y = divide_by_step(s, y)
         if torch.finfo(s.dtype).tiny < torch.dot(s, y).item() < float("inf"):
             state["s"], state["y"] = s, y
         else:
@@ -202,7 +201,6 @@ class LSR1(_PairLink, HessianLink):
         if s is None or y is None:
             return
         # The matrix does not depend on the lengths of pairs, but its small matrix is better conditioned for equal lengths.
-        s, y = divide_by_step(s, y)
         z = s - self._times(state, y, float(setting["init_scale"]))
         sizes = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(y))
         limits = torch.finfo(s.dtype)
