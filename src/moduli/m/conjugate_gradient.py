@@ -158,8 +158,7 @@ class ConjugateGradient(VectorLink):
     def reset_for_online(self) -> None:
         """Clear the last gradient."""
         super().reset_for_online()
-        for state in self.state.values():
-            state.pop("last", None)
+        self.clear_state_keys("last")
 
 
 class FletcherReeves(ConjugateGradient):

@@ -26,9 +26,7 @@ class _PairLink(VectorLink):
     def reset_for_online(self) -> None:
         """Clear the last point, so that no pair is formed across an evaluation of another function."""
         super().reset_for_online()
-        for state in self.state.values():
-            for key in ("x", "u", "loss"):
-                state.pop(key, None)
+        self.clear_state_keys("x", "u", "loss")
 
 
 def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tuple[Tensor, Any, Any, str]:
