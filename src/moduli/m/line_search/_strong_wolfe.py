@@ -47,7 +47,7 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
     (al, fl, gl), (at, ft, gt) = low, new
     toward = at - al
 
-    def distance(a: float) -> float:
+    def measure_distance(a: float) -> float:
         return abs(a - at)
 
     if ft > fl:
@@ -61,7 +61,7 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
         theta, gamma = _cubic(low, new, -toward)
         cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
         secant = at + gt / (gt - gl) * -toward
-        return max(secant, cubic, key=distance)
+        return max(secant, cubic, key=measure_distance)
     if abs(gt) < abs(gl):
         # Case 3: lower, same sign, flatter. The cubic only where it tends to infinity that way, or is beyond the point.
         theta, gamma = _cubic(low, new, -toward)
@@ -69,8 +69,8 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
         cubic = at - r * toward if r < 0 and gamma != 0 else (most if at > al else least)
         secant = at + gt / (gt - gl) * -toward
         if not bracketed:
-            return max(least, min(most, max(secant, cubic, key=distance)))
-        best, limit = min(secant, cubic, key=distance), at + 0.66 * (other[0] - at)
+            return max(least, min(most, max(secant, cubic, key=measure_distance)))
+        best, limit = min(secant, cubic, key=measure_distance), at + 0.66 * (other[0] - at)
         return min(limit, best) if at > al else max(limit, best)
     # Case 4: lower, same sign, no flatter.
     if bracketed:
