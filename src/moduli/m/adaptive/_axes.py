@@ -83,6 +83,20 @@ def decay(mean: Tensor, value: Tensor, beta: float | Tensor) -> None:
         mean.mul_(beta).add_(value, alpha=1 - beta)
 
 
+def add_or_average(total: Tensor, value: Tensor, beta: float | None) -> None:
+    """Add a value to a sum if beta is None, otherwise to a running mean.
+
+    Args:
+        total: The sum, or the mean.
+        value: The value.
+        beta: The memory of the mean.
+    """
+    if beta is None:
+        total.add_(value)
+    else:
+        total.lerp_(value, 1 - beta)
+
+
 def decay_covariance(total: Tensor, tensor: Tensor, axis: int, beta: float | Tensor) -> None:
     """Set total to beta * total + (1 - beta) * covariance.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, MatrixTransform, Setting
 from ...optim import ranges as check
-from ._axes import eigh, power, work
+from ._axes import add_or_average, eigh, power, work
 from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
 
@@ -83,12 +83,8 @@ class FullMatrixAdagrad(BufferTransform):
         state["root"] = torch.zeros_like(zeros)  # the accumulator is written in place
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        x, beta = work(tensor).reshape(-1), setting["beta"]
-        outer = torch.outer(x, x.conj())
-        if beta is None:
-            state["accumulator"].add_(outer)
-        else:
-            state["accumulator"].lerp_(outer, 1 - beta)
+        x = work(tensor).reshape(-1)
+        add_or_average(state["accumulator"], torch.outer(x, x.conj()), setting["beta"])
         if (state["step"] - 1) % setting["precond_freq"] == 0 and "accumulator_tfm" not in self.children:
             state["root"] = self._root(state, setting)
 

@@ -19,6 +19,7 @@ from ...optim import ranges as check
 from ._adam import correct_bias
 from ._axes import (
     accumulate,
+    add_or_average,
     decay,
     merge_shape,
     multiply,
@@ -115,11 +116,7 @@ class Shampoo(MatrixTransform):
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x, beta = work(tensor), setting["beta"]
         if not state["axes"]:
-            squares = x.abs().square()
-            if beta is None:
-                state["squares"].add_(squares)
-            else:
-                state["squares"].lerp_(squares, 1 - beta)
+            add_or_average(state["squares"], x.abs().square(), beta)
             return
         x = x.reshape(state["shape"])
         for axis, total in zip(state["axes"], state["covariances"], strict=True):

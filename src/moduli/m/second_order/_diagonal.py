@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...optim import Chainable, Objective, Setting, sample_like, transform_buffers
 from ...optim import ranges as check
+from ..adaptive._axes import add_or_average
 from ._newton import _SecondOrderLink
 
 
@@ -320,10 +321,7 @@ class ESGD(_HutchinsonBase):
                     state["Hz_sq"], state["draws"] = torch.zeros_like(p), 0
                 square = (v * p if own["zHz"] else p).abs().square().to(p.dtype)
                 state["draws"] += 1
-                if own["beta"] is None:
-                    state["Hz_sq"].add_(square)
-                else:
-                    state["Hz_sq"].lerp_(square, 1 - own["beta"])
+                add_or_average(state["Hz_sq"], square, own["beta"])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         out = list(objective.get_updates())
