@@ -283,7 +283,7 @@ LINKS = [
     ),
     Link(
         "Orthogonalize",
-        "adaptive/_orthogonalize.py",
+        "adaptive/_polar.py",
         ("Orthogonalize",),
         ("tests/m/test_matrix_links.py", "tests/m/test_adaptive.py", "-k", "ortho or muon or polar"),
         (
@@ -495,7 +495,7 @@ LINKS = [
         (),
         ("tests/m/test_smoothing.py",),
         (
-            ("a if point is None else a + sigma * z", "a"),
+            ('a if point is None else a + scale * self.settings[param]["sigma"] * z', "a"),
             ("[column.mean(0) for column in columns]", "[column.sum(0) for column in columns]"),
         ),
     ),

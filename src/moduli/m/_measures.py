@@ -34,7 +34,13 @@ def read(value: Tensor) -> Any:
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """Return `yes if condition else no`, also for tensors."""
+    """Return `yes if condition else no`, also for tensors.
+
+    Args:
+        condition: A boolean, or a 0-d tensor.
+        yes: The value if it holds.
+        no: The value otherwise.
+    """
     if not isinstance(condition, Tensor):
         return yes if condition else no
     if not isinstance(yes, Tensor) and not isinstance(no, Tensor):
@@ -54,7 +60,13 @@ def smaller(a: Any, b: Any) -> Any:
 
 
 def divide(a: Any, b: Any, otherwise: Any) -> Any:
-    """Return the quotient if the denominator is positive, otherwise another value."""
+    """Return the quotient if the denominator is positive, otherwise another value.
+
+    Args:
+        a: The numerator.
+        b: The denominator.
+        otherwise: The other value.
+    """
     if isinstance(b, Tensor):
         return choose(b > 0, a / b, otherwise)
     return a / b if b > 0 else otherwise
@@ -78,7 +90,10 @@ def _view_real(tensors: Sequence[Tensor]) -> list[Tensor]:
 def dot(first: Sequence[Tensor], second: Sequence[Tensor], members: int | None = None) -> Any:
     """Return the real inner product, accumulated in double; a tensor if it is differentiated or vectorised.
 
-    One for each member of a population, if tensors are stacked over them.
+    Args:
+        first: Tensors.
+        second: As many, of the same shapes.
+        members: The number of members that the tensors are stacked over, for one product each; None for one model.
     """
     if members is not None:
         pairs = zip(_view_real(first), _view_real(second), strict=True)
@@ -99,7 +114,13 @@ def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
 
 
 def measure_move(link: Module, params: Sequence[Tensor], order: float) -> float | None:
-    """Return the norm of the parameters' move since the last call; None if one of them is new."""
+    """Return the norm of the parameters' move since the last call; None if one of them is new.
+
+    Args:
+        link: The link whose state stores the last point.
+        params: The parameters.
+        order: The order of the norm.
+    """
     fresh = any("previous" not in link.state[param] for param in params)
     before = link.get_state(params, "previous", init="param")
     size = float(kernels.norm([param.detach() - value for param, value in zip(params, before, strict=True)], order))
@@ -109,7 +130,13 @@ def measure_move(link: Module, params: Sequence[Tensor], order: float) -> float 
 
 
 def reset_others(link: Module, objective: Objective, modules: Sequence[Module]) -> None:
-    """Reset the links of an optimizer that this one is not part of; with a first argument bound, a hook for the end of a step."""
+    """Reset the links of an optimizer that this one is not part of; with a first argument bound, a hook for the end of a step.
+
+    Args:
+        link: This link.
+        objective: The objective, which is not used.
+        modules: The links of the optimizer.
+    """
     for module in modules:
         if all(part is not link for _, part in module.links()):
             module.reset()
@@ -121,14 +148,26 @@ _NAMES = ("mad", "std", "var", "sum", "l0", "l1", "l2", "l3", "l4", "linf")
 
 
 def check_metric(link: str, key: str, ord: Any) -> None:
-    """Raise an error unless a metric is a p-norm or a known name."""
+    """Raise an error unless a metric is a p-norm or a known name.
+
+    Args:
+        link: The name of the link.
+        key: The name of its argument.
+        ord: The argument.
+    """
     number = isinstance(ord, int | float) and not isinstance(ord, bool) and (ord > 0 or ord == 0)
     if not number and ord not in _NAMES:
         raise ValueError(f"{link}: {key} is {ord!r}; give p for a p-norm (2, 1, inf, 0), or one of {', '.join(_NAMES)}")
 
 
 def check_axes(link: str, dim: Any, inverse_dims: bool) -> Any:
-    """Return `dim` in a comparable form: an int, a tuple of ints, None or "global"."""
+    """Return `dim` in a comparable form: an int, a tuple of ints, None or "global".
+
+    Args:
+        link: The name of the link.
+        dim: Its argument.
+        inverse_dims: Whether these axes are left out.
+    """
     if dim == "global" and inverse_dims:
         raise ValueError(f"{link}: inverse_dims is for axes, but dim is 'global'")
     if dim is None or dim == "global" or (isinstance(dim, int) and not isinstance(dim, bool)):
@@ -142,6 +181,12 @@ def axes_of(tensor: Tensor, dim: Axes, inverse_dims: bool, min_size: int) -> tup
     """Return the axes of this tensor to reduce; None if there are none, so that the tensor is not changed.
 
     Axes that a tensor does not have are skipped; an axis list of one tensor is never used for another.
+
+    Args:
+        tensor: The tensor.
+        dim: Axes; None for all.
+        inverse_dims: Reduce all axes but these.
+        min_size: The least number of elements to reduce.
     """
     if dim is None:
         axes = () if inverse_dims else tuple(range(tensor.dim()))
@@ -168,7 +213,13 @@ def _power(ord: Any) -> float:
 
 
 def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
-    """Return the measure over these axes (none of a 0-d tensor), kept with size 1; real, at least float32."""
+    """Return the measure over these axes (none of a 0-d tensor), kept with size 1; real, at least float32.
+
+    Args:
+        tensor: The tensor.
+        ord: The order of a p-norm, or a name.
+        axes: The axes.
+    """
     work = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
     if work in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
@@ -214,7 +265,14 @@ def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
 
 
 def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: int | None = None) -> list[Tensor]:
-    """Return for each tensor its measure, or that of all together; 0-d, or one number per member of a population."""
+    """Return for each tensor its measure, or that of all together; 0-d, or one number per member of a population.
+
+    Args:
+        tensors: The tensors.
+        tensorwise: Whether each is measured by itself.
+        ord: The order of a p-norm, or a name.
+        members: The number of members that the tensors are stacked over; None for one model.
+    """
     if tensorwise or not tensors:
         return [_size(tensor, ord, members) for tensor in tensors]
     if ord in (2, "l2"):

@@ -258,26 +258,17 @@ class PopulationLink(SearchLink):
         if objective.updates is not None:
             moved = zip(params, objective.updates, strict=True)
             base = flat_members([param.detach() - update for param, update in moved])
-        count = len(here) if shard is None else shard.total
-        shapes = [[count, *param.shape[1:]] for param in params]
-        if self.global_state.setdefault("shapes", shapes) != shapes:
-            # The set of parameters has changed (some were frozen or unfrozen), so the search restarts.
-            self.global_state["shapes"], self._made = shapes, None
-            self.global_state.pop("search", None)
-        if self._made is None and shard is not None:
-            begins = "search" not in self.global_state
-            self.search(shard.gather(base) if begins else base.new_zeros(count, base.shape[1]))
-        search = self.search(base)
+        search = self._find_search(params, base, shard)
         with objective.moved(), torch.no_grad():
             members = search.state.get("x")
             if search.generation and isinstance(members, Tensor):
                 followed = torch.tensor([float(torch.equal(members[own], base))])
-                if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
+                if not _gather(followed.expand(len(base)), shard).all():
                     self._follow(objective, search, base, shard)
             asked = search.ask().clone()
             objective.move_to(unflat(asked[own], params))
             losses = objective.get_loss(backward=False, at_x0=False)
-            search.tell(losses if shard is None else shard.gather(losses))
+            search.tell(_gather(losses, shard))
         self.global_state["search"] = search.state
         members = search.state.get("x")
         goal = unflat((members if isinstance(members, Tensor) else asked)[own].to(here), params)
@@ -290,13 +281,36 @@ class PopulationLink(SearchLink):
         self._report(objective, search)
         return objective
 
+    def _find_search(self, params: list[Tensor], base: Tensor, shard: Shard | None) -> Search:
+        """Return the search of the members, which begins at them if it is new or the set of parameters has changed.
+
+        Args:
+            params: The parameters of the members of this process.
+            base: These members as rows.
+            shard: Which members they are; None where processes share no population.
+        """
+        count = len(base) if shard is None else shard.total
+        shapes = [[count, *param.shape[1:]] for param in params]
+        if self.global_state.setdefault("shapes", shapes) != shapes:
+            # Some parameters were frozen or unfrozen.
+            self.global_state["shapes"], self._made = shapes, None
+            self.global_state.pop("search", None)
+        if self._made is None and shard is not None:
+            begins = "search" not in self.global_state
+            self.search(shard.gather(base) if begins else base.new_zeros(count, base.shape[1]))
+        return self.search(base)
+
     def _follow(self, objective: Objective, search: Search, base: Tensor, shard: Shard | None) -> None:
         """Mark members that gradient links (or the user) moved: their stored fitness is out of date."""
         entries = {"x": base.clone() if shard is None else shard.gather(base)}
         if "fitness" in search.state:
             objective.move_to(unflat(base, objective.params))
-            losses = objective.get_loss(backward=False, at_x0=False)
-            losses = losses if shard is None else shard.gather(losses)
+            losses = _gather(objective.get_loss(backward=False, at_x0=False), shard)
             losses = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).double()
             entries["fitness"] = losses.to(search.device)
         search.revise(**entries)
+
+
+def _gather(rows: Tensor, shard: Shard | None) -> Tensor:
+    """Return the rows of all members; the same rows where processes share no population."""
+    return rows if shard is None else shard.gather(rows)

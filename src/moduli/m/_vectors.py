@@ -102,6 +102,11 @@ def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> li
     return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
 
 
+def copy_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of `.grad`, with zeros for parameters that have none."""
+    return [torch.zeros_like(param) if param.grad is None else param.grad.clone() for param in params]
+
+
 def refuse_complex(name: str, params: Sequence[Tensor]) -> None:
     """Raise an error for complex parameters: second derivatives by complex numbers are not a matrix."""
     for param in params:
@@ -157,13 +162,11 @@ class VectorLink(DeclaredLink, Transform):
         return [self.state[first]], [self.settings[first]]
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Learn from the update as one vector."""
         if self.real_only:
             refuse_complex(type(self).__name__, objective.params)
         self.learn_vector(objective, states[0], settings[0])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Transform the update as one vector."""
         self._ensure_learnt(objective, states[0], settings[0])
         out = self.transform_vector(objective, gather_update(objective), states[0], settings[0])
         if out is not None:
@@ -184,7 +187,13 @@ class HessianLink(VectorLink):
 
     @abstractmethod
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the link's current Hessian."""
+        """Return the link's current Hessian.
+
+        Args:
+            objective: The objective.
+            state: The state of the vector.
+            setting: Its settings.
+        """
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """Return the link's current Hessian."""

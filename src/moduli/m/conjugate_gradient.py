@@ -123,7 +123,6 @@ class ConjugateGradient(VectorLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Compute beta from this gradient and the last one."""
         g = gather_update(objective)
         last, D = state.get("last"), state.get("direction")
         every = setting["restart_interval"]
@@ -151,7 +150,6 @@ class ConjugateGradient(VectorLink):
         return torch.where(torch.dot(out, g) > 0, out, g)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Add a multiple of the last direction."""
         out = self._combine(u, state)
         if "inner" in self.children:  # their result is part of the direction
             state["direction"] = out
@@ -160,8 +158,7 @@ class ConjugateGradient(VectorLink):
     def reset_for_online(self) -> None:
         """Clear the last gradient."""
         super().reset_for_online()
-        for state in self.state.values():
-            state.pop("last", None)
+        self.clear_state_keys("last")
 
 
 class FletcherReeves(ConjugateGradient):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..optim import Closure, Objective, Reformulation
+from ._vectors import copy_gradients
 
 __all__ = ["AugmentedLagrangian"]
 
@@ -73,14 +74,28 @@ class AugmentedLagrangian(Reformulation):
 
     @staticmethod
     def term(c: Tensor, multiplier: Tensor, mu: float, inequality: bool) -> Tensor:
-        """Return the term that is added to the loss (Nocedal and Wright, equations 17.36 and 17.65)."""
+        """Return the term that is added to the loss (Nocedal and Wright, equations 17.36 and 17.65).
+
+        Args:
+            c: The values of the constraint.
+            multiplier: Their multipliers.
+            mu: The penalty.
+            inequality: Whether the values have to be non-negative, instead of zero.
+        """
         if not inequality:
             return (multiplier * c).sum() + 0.5 * mu * c.square().sum()
         return ((multiplier - mu * c).clamp(min=0).square() - multiplier.square()).sum() / (2 * mu)
 
     @staticmethod
     def next_multiplier(c: Tensor, multiplier: Tensor, mu: float, inequality: bool) -> Tensor:
-        """Return the next multipliers (equations 17.39 and 17.64)."""
+        """Return the next multipliers (equations 17.39 and 17.64).
+
+        Args:
+            c: The values of the constraint.
+            multiplier: Their multipliers.
+            mu: The penalty.
+            inequality: As for `term`.
+        """
         return (multiplier - mu * c).clamp(min=0) if inequality else multiplier + mu * c
 
     @staticmethod
@@ -120,9 +135,8 @@ class AugmentedLagrangian(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """Return the augmented loss, and its gradient."""
         loss = closure(backward)
-        grads = [torch.zeros_like(param) if param.grad is None else param.grad.clone() for param in params]
+        grads = copy_gradients(params)
         setting = self.settings[objective.params[0]]
         with torch.enable_grad():
             c = self._values(objective)

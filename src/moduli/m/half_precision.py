@@ -87,7 +87,6 @@ class Kahan(RoundingTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Set the rounding error to zero."""
         if setting["dtype"].itemsize == 2:
             state["compensation"] = torch.zeros_like(tensor, dtype=setting["dtype"])
 

@@ -68,13 +68,11 @@ class GaussNewton(HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluate the Jacobian."""
         residuals = objective.get_residuals()
         # A list, so that its rows are not permuted like parameters when a saved state is reordered.
         state["J"] = list(jacobian(residuals, objective.params, self.batched).unbind(0))
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Solve for the update."""
         J = torch.stack(states[0]["J"])
         if objective.updates is not None or J.shape[0] >= J.shape[1]:
             return super().apply_states(objective, states, settings)
@@ -86,7 +84,6 @@ class GaussNewton(HessianLink):
         return objective
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solve with the operator."""
         A, reg = self.operator(objective, state, setting), float(setting["reg"])
         try:
             out = A.solve_plus_diag(u, reg) if reg else A.solve(u)
@@ -95,7 +92,6 @@ class GaussNewton(HessianLink):
         return out if bool(torch.isfinite(out).all()) else shortest(A.to_dense(), u)
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return $J^TJ$, by its factor."""
         return AtA(torch.stack(state["J"]))
 
 

@@ -61,7 +61,13 @@ class ProximalGradient(UpdateTransform):
         return param - self.move(tensor, param, setting)
 
     def move(self, tensor: Tensor, param: Tensor, setting: Any) -> Tensor:
-        """Return the proximal point of a step along an update."""
+        """Return the proximal point of a step along an update.
+
+        Args:
+            tensor: The update.
+            param: The parameter.
+            setting: Its settings.
+        """
         return self.prox(param - tensor * setting["lr"], setting["lr"])
 
 
@@ -109,16 +115,14 @@ class FISTA(ProximalGradient):
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        """Compute the proximal point (equation 4.1)."""
         state["before"].copy_(state["x"])
-        state["x"].copy_(self.move(tensor, param, setting))
+        state["x"].copy_(self.move(tensor, param, setting))  # equation 4.1
 
     def transform_at(self, tensor: Tensor, param: Tensor, grad: Tensor | None, state: Any, setting: Any) -> Tensor:
-        """Return the update to the extrapolated point (equation 4.3)."""
         after = state["s"]
         before = (after**2 - after) ** 0.5  # s_k, from equation 4.2
         x = state["x"]
-        return param - x - (x - state["before"]) * ((before - 1) / after)
+        return param - x - (x - state["before"]) * ((before - 1) / after)  # to the extrapolated point, equation 4.3
 
     def solutions(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Return the point x of each of these parameters; for a parameter without a step, itself."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..optim import Chainable, DeclaredLink, Module, Objective, Reformulation, Setting, UpdateTransform, sample_like
 from ..optim import ranges as check
 from ._measures import reset_others
+from ._vectors import copy_gradients
 from .adaptive._axes import work
 from .termination import TerminationCriteria
 
@@ -120,45 +121,46 @@ class GradientSampling(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """Return the aggregate of losses over the points, and its gradient."""
         points = self._points if self._points is not None else self._draw(params)
         scale = self.global_state.get("scale", 1.0)
-        sigmas = [scale * self.settings[param]["sigma"] for param in params]
         start = [param.detach().clone() for param in params]
         values: list[Tensor] = []
         grads: list[list[Tensor]] = []
         for point in [None, *points] if self.include_x0 or not points else points:
-            for param, a, sigma, z in zip(params, start, sigmas, point or start, strict=True):
-                param.copy_(a if point is None else a + sigma * z)
+            for param, a, z in zip(params, start, point or start, strict=True):
+                param.copy_(a if point is None else a + scale * self.settings[param]["sigma"] * z)
             # The closure may return the same tensor every time.
             values.append(closure(backward).clone())
             if backward:
-                grads.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params])
+                grads.append(copy_gradients(params))
         value, gradient = _aggregate(self.aggregate, torch.stack(values), grads)
-        absent = [param.grad is None for param in params] if backward else []
-        if gradient is not None and any(absent):
-            # A parameter that no point has a gradient for has none.
-            gradient = [g if not gone else None for g, gone in zip(gradient, absent, strict=True)]  # type: ignore[misc]
-        return value, gradient
+        if gradient is None:
+            return value, None
+        # A parameter that no point has a gradient for has none.
+        absent = [None if param.grad is None else g for g, param in zip(gradient, params, strict=True)]
+        return value, absent  # type: ignore[return-value]
 
 
 def _aggregate(way: str, values: Tensor, grads: list[list[Tensor]]) -> tuple[Tensor, list[Tensor] | None]:
-    pick = values.argmin() if way in ("min", "min-value") else values.argmax()
+    """Return the aggregate of the losses and that of the gradients; None without gradients."""
+    if way == "min-norm" and not grads:
+        way = "mean"
+    if way == "min-norm":
+        pick = torch.stack([_square(g, g) for g in grads]).argmin()
+    else:
+        pick = values.argmin() if way in ("min", "min-value") else values.argmax()
     value = {"mean": values.mean(), "hull": values[0]}.get(way, values[pick])
-    if way == "min-norm" and grads:
-        best = int(torch.stack([_square(g, g) for g in grads]).argmin())
-        value = values[best]
     if not grads:
-        return value if way != "min-norm" else values.mean(), None
+        return value, None
     columns = [torch.stack(list(column)) for column in zip(*grads, strict=True)]
     if way == "mean":
         return value, [column.mean(0) for column in columns]
     if way in ("max", "min"):
         return value, [_extreme(column, way == "max") for column in columns]
     if way == "hull":
-        weights = _shortest(torch.stack([torch.stack([_square(a, b) for b in grads]) for a in grads]))
+        weights = _shortest(grads)
         return value, [torch.tensordot(weights.to(column.dtype), column, 1) for column in columns]
-    return value, grads[best if way == "min-norm" else int(pick)]
+    return value, grads[int(pick)]
 
 
 def _square(a: list[Tensor], b: list[Tensor]) -> Tensor:
@@ -171,8 +173,9 @@ def _extreme(column: Tensor, largest: bool) -> Tensor:
     return column.gather(0, index).squeeze(0)
 
 
-def _shortest(gram: Tensor, rounds: int = 1000) -> Tensor:
+def _shortest(vectors: list[list[Tensor]], rounds: int = 1000) -> Tensor:
     """Return the weights of the shortest vector in a convex hull, by Wolfe's criterion with pairwise exact steps."""
+    gram = torch.stack([torch.stack([_square(a, b) for b in vectors]) for a in vectors])
     weights = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
     weights[int(gram.diagonal().argmin())] = 1.0
     for _ in range(rounds):

@@ -26,6 +26,7 @@ from ..optim import (
 )
 from ..optim import ranges as check
 from ._measures import divide, norm, read, reset_others, smaller
+from ._vectors import copy_gradients
 
 __all__ = ["SVRG", "MARSCorrection"]
 
@@ -127,22 +128,19 @@ class SVRG(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """Return the corrected loss, and its gradient."""
         setting = self.settings[params[0]]
         alpha, states = setting["alpha"], [self.state[param] for param in params]
         here = [param.clone() for param in params]
         loss: Tensor = closure(backward)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params] if backward else None
+        grads = copy_gradients(params) if backward else None
         if not backward and not setting["svrg_loss"]:
             return loss, None
         for param, state in zip(params, states, strict=True):
             param.copy_(state["anchor"])
         old = closure(backward)
         if grads is not None:
-            then = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-            grads = [
-                grad - alpha * (before - state["full"]) for grad, before, state in zip(grads, then, states, strict=True)
-            ]
+            rows = zip(grads, copy_gradients(params), states, strict=True)
+            grads = [grad - alpha * (before - state["full"]) for grad, before, state in rows]
         for param, value in zip(params, here, strict=True):
             param.copy_(value)
         if setting["svrg_loss"]:

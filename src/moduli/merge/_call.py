@@ -84,7 +84,14 @@ class _Form:
         return paths
 
     def merge_checkpoints(self, paths: list[Any], out: Any, align: Any, arguments: Mapping[str, Any]) -> None:
-        """Merge checkpoints into another one."""
+        """Merge checkpoints into another one.
+
+        Args:
+            paths: The checkpoints.
+            out: The path of the result.
+            align: The axes of their models; False to leave units in their order.
+            arguments: All arguments of the call by name.
+        """
         options = {name: value for name, value in arguments.items() if name not in self.models}
         if align is not False:
             if not isinstance(align, ModelAxes):
@@ -97,7 +104,14 @@ class _Form:
         merge_files(self.describe.__name__, paths, out, **options)
 
     def merge_models(self, args: Sequence[Any], options: dict[str, Any], align: Any, example: Any) -> Any:
-        """Merge live models, after aligning their units if required."""
+        """Merge live models, after aligning their units if required.
+
+        Args:
+            args: The positional arguments of the call.
+            options: The others.
+            align: The axes of the models, True to trace them, or False to leave units in their order.
+            example: The argument of a forward, for tracing the axes.
+        """
         passed = self.name(args) | options
         arguments = self.defaults | passed
         if len(args) + len(options) != len(passed) or arguments.keys() != self.signature.parameters.keys():

@@ -230,7 +230,6 @@ def differentiable(case: Case) -> None:
     for name, key, value in list_numbers(case.links()):
 
         def end(t: Tensor, name: str = name, key: str = key, value: float = value) -> Tensor:
-            """Return `_descend` with a setting that is larger by a factor of 1 + t."""
             links = case.links()
             for link in named_links(links, name):
                 if key in link.defaults:

@@ -87,7 +87,13 @@ class Adafactor(MatrixTransform):
 
 
 def factor(state: Any, like: Tensor, prefix: str = "") -> None:
-    """Return zeros for the second moment of a real tensor: rows and columns of a matrix, the whole of a vector."""
+    """Start the second moment of a real tensor as zeros: rows and columns of a matrix, the whole of a vector.
+
+    Args:
+        state: Where it is stored.
+        like: The tensor.
+        prefix: The start of the keys.
+    """
     if like.dim() >= 2:
         state[f"{prefix}rows"] = like.new_zeros(like.shape[:-1])
         state[f"{prefix}columns"] = like.new_zeros((*like.shape[:-2], like.shape[-1]))
@@ -96,7 +102,14 @@ def factor(state: Any, like: Tensor, prefix: str = "") -> None:
 
 
 def update_factors(state: Any, square: Tensor, memory: Any, prefix: str = "") -> None:
-    """Update the running means with one more square."""
+    """Update the running means with one more square.
+
+    Args:
+        state: Where they are stored.
+        square: The square.
+        memory: How much of the means is kept.
+        prefix: The start of the keys.
+    """
     if not square.numel():
         return
     # A mean that overflows would stay infinite, so that rows / mean(rows) would stay NaN.

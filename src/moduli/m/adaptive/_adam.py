@@ -92,7 +92,13 @@ class Adam(BufferTransform):
 
 
 def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
-    """Return the factors of a mean, besides its size, and of the root of a mean square, that started at zero t steps ago."""
+    """Return the factors of a mean, besides its size, and of the root of a mean square, that started at zero t steps ago.
+
+    Args:
+        size: The size of the step.
+        t: The number of steps.
+        setting: The settings: debias, beta1 and beta2.
+    """
     if not setting["debias"]:
         return size, 1.0
     return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5
@@ -101,14 +107,22 @@ def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
 class _Moments(BufferTransform):
     """A pointwise link with running means of updates and of their squares, or the like."""
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     elementwise = True
     counts = True
+    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     aliases = {"betas": ("beta1", "beta2")}
     ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps",)}
 
     beta1: Setting = 0.9
     beta2: Setting = 0.999
     eps: Setting = 1e-8
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        beta2 = setting["beta2"]
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
 
 class Adamax(_Moments):
@@ -134,8 +148,6 @@ class Adamax(_Moments):
         D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 2.
     """
 
-    search_ranges = {"lr": UNIT_STEPS}
-
     buffers = {"exp_avg": "grad", "exp_inf": None}
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
@@ -149,7 +161,7 @@ class Adamax(_Moments):
         return state["exp_avg"] * size / below
 
 
-class NAdam(BufferTransform):
+class NAdam(_Moments):
     r"""Adam whose mean looks one step ahead, with a momentum that rises to $\beta_1$.
 
     $\mu_t = \beta_1\left(1 - \tfrac12 0.96^{t\psi}\right)$; $m_t$ and $v_t$ as in `Adam`, and
@@ -176,15 +188,8 @@ class NAdam(BufferTransform):
         T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
     """
 
-    search_ranges = {"lr": UNIT_STEPS}
-
-    elementwise = True
-    counts = True
     numbers = ("mu_product",)
-    aliases = {"betas": ("beta1", "beta2")}
-    ranges = {check.fraction: ("beta1", "beta2"), check.non_negative: ("eps", "momentum_decay")}
-
-    projects = {"grad": ("exp_avg",), "grad_sq": ("exp_avg_sq",)}
+    ranges = {check.non_negative: ("momentum_decay",)}
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -192,17 +197,10 @@ class NAdam(BufferTransform):
     momentum_decay: float = 4e-3
 
     def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
         state["mu_product"] = 1.0
 
     def advance(self, state: Any, setting: Any) -> None:
         state["mu_product"] = state["mu_product"] * _momentum(state["step"], setting)
-
-    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        beta2 = setting["beta2"]
-        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
-        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, product = state["step"], state["mu_product"]
@@ -240,15 +238,7 @@ class RAdam(_Moments):
         L. Liu et al., "On the variance of the adaptive learning rate and beyond", ICLR 2020, Algorithm 2.
     """
 
-    search_ranges = {"lr": UNIT_STEPS}
-
-    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.positive: ("eps",)}
-
-    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        beta2 = setting["beta2"]
-        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
-        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, beta2 = state["step"], setting["beta2"]
@@ -289,8 +279,6 @@ class AdaBelief(_Moments):
         J. Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients", NeurIPS 2020,
         Algorithm 2.
     """
-
-    search_ranges = {"lr": UNIT_STEPS}
 
     buffers = {"exp_avg": "grad", "exp_avg_var": "grad_sq"}
 

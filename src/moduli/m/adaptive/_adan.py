@@ -186,10 +186,7 @@ class ADOPT(_Moments):
         Algorithm 2.
     """
 
-    search_ranges = {"lr": UNIT_STEPS}
-
     static = ("clip",)
-    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
     ranges = {check.positive: ("eps",)}
 
     beta2: Setting = 0.9999

@@ -40,6 +40,11 @@ def merge_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, .
     """Return the shape without axes of size one; with `merge`, small neighbours after the first axis become one.
 
     A matrix stays a matrix: merging its two axes would turn two factors into one full matrix.
+
+    Args:
+        shape: The shape.
+        max_dim: The largest size of a merged axis.
+        merge: Whether axes are merged.
     """
     sizes = [size for size in shape if size != 1]
     if not merge or len(sizes) < 3:
@@ -64,7 +69,13 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
 
 
 def decay(mean: Tensor, value: Tensor, beta: float | Tensor) -> None:
-    """Set mean to beta * mean + (1 - beta) * value, in two operations, also for a stack of matrices."""
+    """Set mean to beta * mean + (1 - beta) * value, in two operations, also for a stack of matrices.
+
+    Args:
+        mean: The mean.
+        value: The value.
+        beta: The memory.
+    """
     # Not lerp_, which becomes several operations for a stack.
     if isinstance(beta, Tensor):  # in the dtype of the mean: an operation in place with another one copies
         mean.mul_(beta.to(mean.dtype)).add_(value * (1 - beta).to(mean.dtype))
@@ -72,8 +83,29 @@ def decay(mean: Tensor, value: Tensor, beta: float | Tensor) -> None:
         mean.mul_(beta).add_(value, alpha=1 - beta)
 
 
+def add_or_average(total: Tensor, value: Tensor, beta: float | None) -> None:
+    """Add a value to a sum if beta is None, otherwise to a running mean.
+
+    Args:
+        total: The sum, or the mean.
+        value: The value.
+        beta: The memory of the mean.
+    """
+    if beta is None:
+        total.add_(value)
+    else:
+        total.lerp_(value, 1 - beta)
+
+
 def decay_covariance(total: Tensor, tensor: Tensor, axis: int, beta: float | Tensor) -> None:
-    """Set total to beta * total + (1 - beta) * covariance."""
+    """Set total to beta * total + (1 - beta) * covariance.
+
+    Args:
+        total: The mean.
+        tensor: The tensor.
+        axis: The axis of the covariance.
+        beta: The memory.
+    """
     if isinstance(beta, Tensor):
         decay(total, covariance(tensor, axis), beta)
     else:
@@ -82,7 +114,15 @@ def decay_covariance(total: Tensor, tensor: Tensor, axis: int, beta: float | Ten
 
 @batch_by_itself
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
-    """Set total to keep * total + take * covariance; leading axes of both are a batch."""
+    """Set total to keep * total + take * covariance; leading axes of both are a batch.
+
+    Args:
+        total: The sum.
+        tensor: The tensor.
+        axis: The axis of the covariance.
+        keep: The factor of the sum.
+        take: The factor of the covariance.
+    """
     lead = total.dim() - 2
     if not lead:
         slices = _unfold(tensor, axis)
@@ -94,7 +134,13 @@ def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: floa
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:
-    """Return a tensor multiplied by a matrix along each axis (None: the identity), or by their adjoints."""
+    """Return a tensor multiplied by a matrix along each axis.
+
+    Args:
+        tensor: The tensor.
+        matrices: A matrix for each axis; None for the identity.
+        adjoint: Multiply by their adjoints.
+    """
     if tensor.dim() == 2 and len(matrices) == 2:
         left, right = matrices
         if left is not None:
@@ -122,9 +168,14 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs", half: bool = False) -> Tensor:
-    """Return (A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their absolute value counts, or zero.
+    """Return (A + reg I)^exponent of a Hermitian matrix.
 
-    With `half` it is a matrix W with W W^H equal to the power, which saves a product.
+    Args:
+        matrix: The matrix A.
+        exponent: The exponent.
+        reg: Added to the eigenvalues.
+        method: Eigenvalues below zero are rounding: "eigh_abs" takes their absolute value, others zero.
+        half: Return W with W W^H equal to the power, which saves a product.
     """
     if not matrix.numel():
         return matrix

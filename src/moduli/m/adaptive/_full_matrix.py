@@ -18,9 +18,9 @@ from torch import Tensor
 from ..._search_ranges import UNIT_STEPS
 from ...optim import BufferTransform, Chainable, MatrixTransform, Setting
 from ...optim import ranges as check
-from ._axes import eigh, power, work
+from ._axes import add_or_average, eigh, power, work
+from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
-from ._shampoo import eigenvectors
 
 
 class FullMatrixAdagrad(BufferTransform):
@@ -83,12 +83,8 @@ class FullMatrixAdagrad(BufferTransform):
         state["root"] = torch.zeros_like(zeros)  # the accumulator is written in place
 
     def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
-        x, beta = work(tensor).reshape(-1), setting["beta"]
-        outer = torch.outer(x, x.conj())
-        if beta is None:
-            state["accumulator"].add_(outer)
-        else:
-            state["accumulator"].lerp_(outer, 1 - beta)
+        x = work(tensor).reshape(-1)
+        add_or_average(state["accumulator"], torch.outer(x, x.conj()), setting["beta"])
         if (state["step"] - 1) % setting["precond_freq"] == 0 and "accumulator_tfm" not in self.children:
             state["root"] = self._root(state, setting)
 
@@ -178,7 +174,13 @@ class GGT(BufferTransform):
 
 
 def find_span(history: Iterable[Tensor], eig_tol: float, truncate: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nonzero eigenvalues of a history's second moment with their vectors, ascending, and the largest of all."""
+    """Return the nonzero eigenvalues of a history's second moment with their vectors, ascending, and the largest of all.
+
+    Args:
+        history: Vectors.
+        eig_tol: Eigenvalues up to this fraction of the largest count as zero.
+        truncate: The most eigenvalues; None for all.
+    """
     matrix = torch.stack(list(history), dim=1)
     values, vectors = eigh(matrix.mH @ matrix)
     top = values[-1].clamp(min=0)

@@ -15,7 +15,13 @@ _ROTATION = 0.125
 
 
 def begin(state: Any, tensor: Tensor, setting: Any) -> None:
-    """Return factors that are multiples of the identity."""
+    """Start the factors as multiples of the identity.
+
+    Args:
+        state: Where they are stored.
+        tensor: The first update.
+        setting: The settings, among them init_scale, max_dim and max_skew.
+    """
     x = work(tensor)
     shape = merge_shape(tensor.shape, 0, merge=False) or (1,)
     state["shape"] = shape
@@ -127,12 +133,8 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
         plus = _contract(first, axis, diagonal)
         tau = h.numel() / q.shape[0]
         minus = None if second is None else _contract(second, axis, diagonal)
-        if geometry == "QEP" and not diagonal:
-            plus = q @ plus @ q.mH
-            minus = (q @ q.mH) * tau if minus is None else q @ minus @ q.mH
-        elif geometry == "QEP":
-            plus = plus * q.abs().square()
-            minus = q.abs().square() * (tau if minus is None else minus)
+        if geometry == "QEP":
+            plus, minus = _transform_terms(q, plus, tau if minus is None else minus)
         ell = _size(plus) + (tau if minus is None else _size(minus))
         bound = state["lipschitz"][axis]
         bound.copy_(torch.maximum(setting["betaL"] * bound + (1 - setting["betaL"]) * ell, ell))
@@ -146,6 +148,20 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
             fitted.append(_move_factor(q, plus, tau if minus is None else minus, rate, geometry))
     state["factors"] = fitted
     state["products"] = _products(fitted, geometry)
+
+
+def _transform_terms(q: Tensor, plus: Tensor, minus: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return both terms of the gradient in the geometry "QEP": multiplied from both sides by the factor.
+
+    Args:
+        q: The factor: a matrix, or a diagonal as a vector.
+        plus: The term of the update.
+        minus: The term of the noise; a number for a multiple of the identity.
+    """
+    if q.dim() == 1:
+        square = q.abs().square()
+        return plus * square, square * minus
+    return q @ plus @ q.mH, q @ minus @ q.mH if isinstance(minus, Tensor) else (q @ q.mH) * minus
 
 
 def _move_factor(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, geometry: str) -> Tensor:

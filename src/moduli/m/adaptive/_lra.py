@@ -11,7 +11,14 @@ from .._measures import read
 
 
 def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None) -> None:
-    """Return a multiple of the identity plus a small random matrix of low rank."""
+    """Start from a multiple of the identity plus a small random matrix of low rank.
+
+    Args:
+        state: Where they are stored.
+        h: The first update.
+        setting: The settings: rank, init_scale and damping.
+        generator: Draws the random matrix.
+    """
     n = h.numel()
     rank = min(int(setting["rank"]), max(n, 1))
     scale = setting["init_scale"]

@@ -115,8 +115,8 @@ class Prodigy(BufferTransform, DecayingLink):
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
         scales = multiply_scales(self, None if self._owner is None else self._owner(), params)
         away: list[Tensor] = [param.detach() for param in params]
-        gamma: Any = scales[0] if scales else 1.0
-        alike = not any(scale is not gamma and (isinstance(scale, Tensor) or scale != gamma) for scale in scales)
+        gamma: Any = scales[0]
+        alike = all(_is_equal(scale, gamma) for scale in scales)
         for places in _find_alike(settings, scales):
             row, scale = settings[places[0]], scales[places[0]]
             lists = [[states[i][key] for i in places] for key in ("exp_avg", "exp_avg_sq", "s", "start")]
@@ -152,14 +152,20 @@ class Prodigy(BufferTransform, DecayingLink):
         return out
 
 
+def _is_equal(value: Any, other: Any) -> bool:
+    """Return whether two scalars are equal; tensors are compared by identity."""
+    return value is other or (not isinstance(value, Tensor) and value == other)
+
+
 def _find_alike(settings: SettingsList, others: Sequence[Any]) -> list[list[int]]:
     """Return the positions of parameters with equal settings and one more equal value, which share a pass."""
     groups: list[list[int]] = []
     for i, setting in enumerate(settings):
         for places in groups:
             first = places[0]
-            same = others[i] is others[first] or (not isinstance(others[i], Tensor) and others[i] == others[first])
-            if same and (setting is settings[first] or dict(setting) == dict(settings[first])):
+            if _is_equal(others[i], others[first]) and (
+                setting is settings[first] or dict(setting) == dict(settings[first])
+            ):
                 places.append(i)
                 break
         else:
@@ -331,7 +337,6 @@ class AdaptiveHeavyBall(VectorLink):
     f_star: float = 0.0
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Compute step size and momentum from this point and the last."""
         x, u = flat(objective.params), gather_update(objective)
         gap = read(objective.get_loss(backward=True).double()) - setting["f_star"]
         square = read(torch.dot(u, u))
@@ -344,7 +349,6 @@ class AdaptiveHeavyBall(VectorLink):
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Return the scaled update plus a multiple of the last step."""
         out: Tensor = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
         return out
 

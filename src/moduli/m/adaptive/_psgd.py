@@ -40,6 +40,8 @@ class _PSGDFit(DeclaredLink):
 class _PSGDWhiten(_PSGDFit, BufferTransform):
     """The base of the two links that whiten the update."""
 
+    search_ranges = {"lr": UNIT_STEPS}
+
     counts = True
 
     grad_clip_max_amp: float = float("inf")
@@ -86,8 +88,6 @@ class PSGDKronWhiten(MatrixLink, _PSGDWhiten):
         O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
-
-    search_ranges = {"lr": UNIT_STEPS}
 
     members = "batched"
     attributes = ("batch", "matrix")
@@ -163,8 +163,6 @@ class PSGDLRAWhiten(_PSGDWhiten):
         O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
-
-    search_ranges = {"lr": UNIT_STEPS}
 
     rank: int = 10
     concat_params: bool = True

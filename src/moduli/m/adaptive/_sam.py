@@ -32,6 +32,7 @@ from ...optim import (
 from ...optim import ranges as check
 from ...optim import step as run
 from .._measures import divide, dot, read
+from .._vectors import copy_gradients
 
 
 class SAM(DeclaredLink, Reformulation):
@@ -77,9 +78,8 @@ class SAM(DeclaredLink, Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """Return the loss and its gradient at the worst point nearby."""
         closure(True)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
+        grads = copy_gradients(params)
         present = [p.grad is not None for p in params]
         with objective.counting(range(len(params))):
             shifts = self._shifts(params, grads)
@@ -88,10 +88,7 @@ class SAM(DeclaredLink, Reformulation):
         loss = closure(backward)
         if not backward:
             return loss, None
-        perturbed_grads = [
-            (torch.zeros_like(p) if p.grad is None else p.grad.clone()) if here else None
-            for p, here in zip(params, present, strict=True)
-        ]
+        perturbed_grads = [grad if here else None for grad, here in zip(copy_gradients(params), present, strict=True)]
         return loss, perturbed_grads  # type: ignore[return-value]
 
     def _shifts(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
@@ -148,7 +145,6 @@ class _Perturbed(DeclaredLink, Transform):
     """A base for parameters at points shifted along the momentum: stores the momentum, and the shifts before and now."""
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Update the momentum and the shifts."""
         entries: list[tuple[dict[str, Any], Any]] = []
         for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
             if objective.present is not None and not objective.present[i]:
@@ -208,7 +204,6 @@ class MSAMMomentum(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Move along the momentum, to the next perturbed point."""
         out = list(objective.get_updates())
         for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
             if "before" in state:
@@ -254,7 +249,6 @@ class MSAM(_Perturbed):
     lerp: bool = False
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Apply the inner links, and move to the next perturbed point."""
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])
         objective.updates = [

@@ -58,8 +58,6 @@ class GradApproximator(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, list[Tensor] | None]:
-        """Return the loss, and its approximate gradient if it is requested."""
-
         def value() -> Tensor:
             return closure(False)
 
@@ -117,7 +115,6 @@ class FDM(GradApproximator):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by two evaluations per coordinate, or as many as the formula has points, and the loss."""
         grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
         h, formula = float(setting["h"]), FORMULAS[setting["formula"]]
         if 0 in formula[0] and loss is None:
@@ -209,33 +206,45 @@ class CD(DeclaredLink):
         place = turn % (2 * count - 2)
         return place if place < count else 2 * count - 2 - place
 
-    def _place(self, objective: Objective) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the parameter and the index in it of the next coordinate."""
-        params = [param for param in objective.params if param.numel()]
+    def _place(self, params: list[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
+        """Return the position of the parameter of the next coordinate, and the index in it."""
         at = self._choose_index(sum(param.numel() for param in params))
-        for param in params:
+        for i, param in enumerate(params):
             if at < param.numel():
-                return param, torch.unravel_index(torch.tensor(at), param.shape) if param.dim() else ()
+                return i, torch.unravel_index(torch.tensor(at), param.shape) if param.dim() else ()
             at -= param.numel()
         raise ValueError("CD has no parameters to move")
+
+    def _evaluate_near(self, objective: Objective, param: Tensor, at: tuple[Tensor, ...], h: float) -> list[float]:
+        """Return the losses with one coordinate moved by h, and by -h if both sides are evaluated.
+
+        Args:
+            objective: The objective.
+            param: The parameter of the coordinate.
+            at: The index in it.
+            h: The step.
+        """
+        values = []
+        with objective.moved(), torch.no_grad():
+            x = param[at].clone()
+            for sign in (1, -1) if self.threepoint else (1,):
+                param[at] = x + sign * h
+                values.append(float(objective.get_loss(backward=False, at_x0=False)))
+        return values
 
     def apply(self, objective: Objective) -> Objective:
         """Return the objective with a step along one coordinate."""
         for param in objective.params:
             if param.is_complex():
                 raise TypeError(f"CD takes real parameters, got {param.dtype}; optimize torch.view_as_real(w)")
-        param, at = self._place(objective)
+        place, at = self._place(objective.params)
+        param = objective.params[place]
         setting, state = self.settings[param], self.state[param]
         if "h" not in state:
             state["h"] = torch.full_like(param.detach(), float(setting["h"]))
         h = float(state["h"][at]) if setting["adaptive"] else float(setting["h"])
         here = float(objective.get_loss(backward=False))
-        with objective.moved(), torch.no_grad():
-            x = param[at].clone()
-            values = []
-            for sign in (1, -1) if self.threepoint else (1,):
-                param[at] = x + sign * h
-                values.append(float(objective.get_loss(backward=False, at_x0=False)))
+        values = self._evaluate_near(objective, param, at, h)
         slope = (values[0] - values[1]) / (2 * h) if self.threepoint else (values[0] - here) / h
         better = min(values) < here or not self.threepoint
         if setting["adaptive"]:
@@ -244,6 +253,5 @@ class CD(DeclaredLink):
             state["h"][at] = grown
         objective.updates = [torch.zeros_like(other) for other in objective.params]
         if better and slope == slope:
-            mine = next(u for u, other in zip(objective.updates, objective.params, strict=True) if other is param)
-            mine[at] = slope if setting["grad"] else float((slope > 0) - (slope < 0))
+            objective.updates[place][at] = slope if setting["grad"] else float((slope > 0) - (slope < 0))
         return objective

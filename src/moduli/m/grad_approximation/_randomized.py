@@ -41,7 +41,13 @@ class _RandomDirections(DeclaredLink, GradApproximator):
                 self.state[param]["directions"] = [draw[i] for draw in draws]
 
     def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        """Return the k-th direction."""
+        """Return the k-th direction.
+
+        Args:
+            params: The parameters.
+            k: Its number.
+            setting: The settings in force.
+        """
         if setting["pre_generate"] and "directions" in self.state[params[0]]:
             return [self.state[param]["directions"][k] for param in params]
         return self._draw(params, setting)
@@ -49,7 +55,15 @@ class _RandomDirections(DeclaredLink, GradApproximator):
     def difference(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any, formula: Formula
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the result of `approximate`, with a formula for the derivatives."""
+        """Return the result of `approximate`, with a formula for the derivatives.
+
+        Args:
+            value: As for `approximate`.
+            params: The parameters.
+            loss: As for `approximate`.
+            setting: The settings in force.
+            formula: The points and their weights.
+        """
         h, count = float(setting["h"]), int(setting["n_samples"])
         grads = [torch.zeros_like(param) for param in params]
         start = [param.detach().clone() for param in params]
@@ -112,7 +126,6 @@ class RandomizedFDM(_RandomDirections):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by as many evaluations per direction as the formula has points, and the loss."""
         return self.difference(value, params, loss, setting, FORMULAS[setting["formula"]])
 
 
@@ -246,7 +259,6 @@ class SPSA1(RandomizedFDM):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by one evaluation per direction."""
         return self.difference(value, params, loss, setting, ((1,), (1.0,)))
 
 
@@ -286,7 +298,6 @@ class MeZO(RandomizedFDM):
         self.global_state["seeds"] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
 
     def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        """Return the k-th direction, drawn again from its seed."""
         generator = torch.Generator(params[0].device).manual_seed(self.global_state["seeds"][k])
         return sample_like(params, setting["distribution"], generator=generator)
 
@@ -341,7 +352,6 @@ class ForwardGradient(_RandomDirections):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor | float, list[Tensor] | None]:
-        """Return the loss, and its forward gradient if it is requested."""
         if not backward or self.jvp_method != "autograd" or objective.evaluator is None:
             return super().closure(backward, closure, params, objective)
         setting = self.settings[params[0]]
@@ -367,6 +377,5 @@ class ForwardGradient(_RandomDirections):
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient and the loss by differences."""
         formula = FORMULAS["forward" if self.jvp_method == "fd_forward" else "central"]
         return self.difference(value, params, loss, setting, formula)

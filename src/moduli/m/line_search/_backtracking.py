@@ -17,7 +17,16 @@ Shortening = Generator[float, tuple[float, float], tuple[float | None, int, floa
 
 
 def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: float) -> bool:
-    """Return whether the value f at the length a satisfies the condition."""
+    """Return whether a length satisfies the condition.
+
+    Args:
+        condition: The name of the condition.
+        a: The length.
+        f: The value there.
+        loss: The value at 0.
+        slope: The slope at 0.
+        c: The constant of the condition.
+    """
     if condition == "decrease":
         return f < loss
     sufficient = f <= loss + c * a * slope
@@ -25,7 +34,14 @@ def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: fl
 
 
 def shorten(a: Any, loss: float, slope: float, settings: Any) -> Shortening:
-    """Yield trial lengths; return the first accepted one, or that of the lowest value, with the refusals and the next length."""
+    """Yield trial lengths; return the first accepted one, or that of the lowest value, with the refusals and the next length.
+
+    Args:
+        a: The first length.
+        loss: The value at 0.
+        slope: The slope at 0.
+        settings: The settings: maxiter, condition, c and beta.
+    """
     lowest, best = math.inf, None
     for tries in range(settings["maxiter"]):
         f, _ = yield a
@@ -75,7 +91,6 @@ class Backtracking(LineSearchBase):
     adaptive: bool = True
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Shorten the step until the condition holds, and return its length."""
         scale = memory.get("scale", 1.0) if settings["adaptive"] else 1.0
         length, _, _ = yield from shorten(settings["init"] * scale, loss, slope, settings)
         memory["scale"] = 1.0
@@ -126,7 +141,6 @@ class AdaptiveBacktracking(LineSearchBase):
     scale_beta: Setting = 0.0
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Shorten the step until the condition holds, and adapt the first length of the next search."""
         first = float(memory.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
         length, tries, last = yield from shorten(first, loss, slope, settings)
@@ -170,7 +184,6 @@ class AdaptiveBisection(LineSearchBase):
     adaptive: bool = True
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Lengthen or shorten the last step while the value falls, and return its length."""
         a = float(self.global_state.get("last", settings["init"]) if settings["adaptive"] else settings["init"])
         f = line.value(a)
         factor = float(settings["nplus"] if f < loss else settings["nminus"])
@@ -235,7 +248,6 @@ class ScipyMinimizeScalar(LineSearchBase):
         self.tol, self.prev_init, self.options = tol, prev_init, dict(options or {})
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Return the length found by SciPy."""
         try:
             from scipy.optimize import minimize_scalar
         except ImportError:

@@ -1,8 +1,4 @@
-"""The base of line searches: evaluation along one line, and along the lines of all members.
-
-* The objective along a line, which every line search evaluates.
-* A line search for each member of a population: each chooses its lengths, all are evaluated together.
-"""
+"""The base of line searches, and the objective along a line, which every line search evaluates."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Across, DeclaredLink, Module, Need, Objective, Ranges, keeps_graph
 from ...optim import ranges as check
-from .._vectors import array, dot, flat, flat_members, is_plain, mask_absent, tensors_of, unflat
+from .._vectors import array, dot, flat, is_plain, mask_absent, tensors_of, unflat
+from ._members import search_members
 
 Trials = Generator[float, tuple[float, float], float | None]
 """A search that yields lengths and is sent the value and slope there."""
@@ -162,144 +159,6 @@ class Line:
             if grads is not None and self.carries:
                 objective.accepted = (point, loss, grads)
         return objective
-
-
-def search_members(
-    objective: Objective,
-    trials: Callable[[float, float, Any, dict[str, Any]], Trials],
-    setting: Any,
-    remembered: dict[str, Any],
-    slopes: bool,
-) -> Objective:
-    """Run a search by trials for each member of a population; return the objective with each member's step.
-
-    Args:
-        objective: The objective of a population.
-        trials: The search of one member, as `LineSearchBase.trials`.
-        setting: The settings of the link: numbers, or one for each member.
-        remembered: The stacked search states of all members.
-        slopes: Whether the search needs slopes.
-    """
-    losses, grads = objective.get_loss_grads()
-    if losses is None:
-        losses = objective.get_loss(backward=True)
-    x, g = flat_members(objective.params), flat_members(mask_absent(grads, objective.present))
-    u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
-    rows = can.nonzero()[:, 0].tolist()
-    # Scalars are passed as lists: an operation for each member would cost as much as a loop over models.
-    memories, settings = _part(remembered, len(x)), _part_settings(setting, len(x))
-    starts, falls = losses.tolist(), slope.tolist()
-    searches = {i: trials(starts[i], falls[i], settings[i], memories[i]) for i in rows}
-    reach = [0.0] * len(x)
-    for i, search in searches.items():
-        reach[i] = next(search)
-    fixed = objective.evaluator is not None and objective.evaluator.fixed
-    # As for one model: the gradient at an accepted trial point is that of the next step.
-    carries = fixed and objective.blocks is None
-    gradients = slopes or (carries and not keeps_graph(objective.needs))
-    turns: list[tuple[Tensor, Tensor]] = []  # values and gradients of all members, at each round
-    seen: list[dict[float, int]] = [{} for _ in reach]  # the round at which a member was at a length
-    lengths = [0.0] * len(x)
-    with objective.moved():
-        while searches:
-            # Members that are done stay at their last trial point.
-            _place(objective, x - u * _as_column(reach, u))
-            f, along, there = _evaluate(objective, u, gradients)
-            values = f.tolist()
-            if carries and there is not None:
-                turns.append((f, there))
-            for i, search in list(searches.items()):
-                seen[i][reach[i]] = len(turns) - 1
-                value = values[i] if math.isfinite(values[i]) or values[i] == -math.inf else math.inf
-                try:
-                    reach[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
-                except StopIteration as end:
-                    del searches[i]
-                    lengths[i] = 0.0 if end.value is None else end.value
-    _remember(remembered, memories)
-    length = _as_column(lengths, u)
-    step = torch.where(length > 0, u * length, 0.0)
-    objective.updates = unflat(step, objective.params)
-    if carries and gradients:
-        chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(lengths)]
-        loss, grad = losses, g
-        for turn, (f, there) in enumerate(turns):
-            if turn in chosen:
-                here = torch.tensor([at == turn for at in chosen], device=u.device)
-                loss, grad = torch.where(here, f, loss), torch.where(here[:, None], there, grad)
-        point = unflat(x - step, objective.params)
-        objective.accepted = (point, loss, unflat(grad, objective.params))
-    return objective
-
-
-def _as_column(numbers: list[float], like: Tensor) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64).to(like)[:, None]
-
-
-def _update(objective: Objective) -> Tensor:
-    return flat_members(mask_absent(objective.peek_updates(), objective.present))
-
-
-def _place(objective: Objective, rows: Tensor) -> None:
-    for param, value in zip(objective.params, unflat(rows, objective.params), strict=True):
-        param.copy_(value)
-
-
-def _evaluate(objective: Objective, u: Tensor, gradients: bool) -> tuple[Tensor, list[float], Tensor | None]:
-    """Return losses, slopes along the update, and gradients at the current members."""
-    if not gradients:
-        f = objective.get_loss(backward=False, at_x0=False)
-        return f, [0.0] * len(u), None
-    losses, grads = objective.get_loss_grads(at_x0=False)
-    if losses is None:
-        raise RuntimeError("the closure returned no loss")
-    there = flat_members(grads)
-    return losses, (-(there * u).sum(1)).tolist(), there
-
-
-def _turn_downhill(g: Tensor, u: Tensor, plus_minus: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the update (or the gradient with its length, if it points uphill), the slope, and whether there is a direction."""
-    slope = -(g * u).sum(1).double()
-    if plus_minus:
-        up = slope > 0
-        u, slope = torch.where(up[:, None], -u, u), torch.where(up, -slope, slope)
-    down = (slope < 0) & slope.isfinite()
-    size, length = (g * g).sum(1).double(), (u * u).sum(1).double()
-    valid = length.isfinite() & (length > 0)
-    ratio = torch.where(valid, (length / size).sqrt(), size.rsqrt())
-    can = down | ((size > 0) & size.isfinite())
-    u = torch.where(down[:, None], u, g * ratio.to(g)[:, None])
-    # Without a direction the point must not become NaN.
-    return torch.where(can[:, None], u, torch.zeros_like(u)), torch.where(down, slope, -size * ratio), can
-
-
-def _part_settings(setting: Any, members: int) -> list[dict[str, Any]]:
-    """Return the settings of each member."""
-    lists = {
-        key: value.tolist() if isinstance(value, Tensor) and value.dim() == 1 else [value] * members
-        for key, value in setting.items()
-    }
-    return [{key: values[i] for key, values in lists.items()} for i in range(members)]
-
-
-def _part(stored: dict[str, Any], members: int) -> list[dict[str, Any]]:
-    """Return the search state of each member; zeros stand for none."""
-    out: list[dict[str, Any]] = [{} for _ in range(members)]
-    for key, rows in stored.items():
-        for memory, row in zip(out, rows.tolist() if isinstance(rows, Tensor) else (), strict=False):
-            if isinstance(row, list) and any(row):
-                memory[key] = tuple(row)
-            elif not isinstance(row, list) and row:
-                memory[key] = row
-    return out
-
-
-def _remember(states: dict[str, Any], memories: list[dict[str, Any]]) -> None:
-    """Store the stacked search states of all members, zeros for none."""
-    for key, value in {key: value for memory in memories for key, value in memory.items()}.items():
-        nothing = (0.0,) * len(value) if isinstance(value, tuple) else 0.0
-        rows = [memory.get(key, nothing) for memory in memories]
-        states[key] = torch.tensor(rows, dtype=torch.float64)
 
 
 class LineSearchBase(DeclaredLink):

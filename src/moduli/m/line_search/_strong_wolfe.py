@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...optim import Setting
@@ -16,6 +18,10 @@ from ._base import LineSearchBase, Trials
 
 Trial = tuple[float, float, float]
 """A length, the value there, and the slope there."""
+Value = tuple[float | None, float]
+"""A length, and the value there; None and infinity before the first trial."""
+Search = Generator[float, tuple[float, float], tuple[float | None, bool, Value]]
+"""A search that yields lengths, is sent values and slopes, and returns as `more_thuente_trials` does."""
 
 
 def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
@@ -28,9 +34,22 @@ def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
 
 
 def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
-    """Return the next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
+    """Return the next trial (section 4).
+
+    Args:
+        low: The point with the lowest value.
+        other: The other end of the interval.
+        new: The newest point.
+        bracketed: Whether the interval contains a minimiser.
+        least: The lower limit of the trial.
+        most: Its upper limit.
+    """
     (al, fl, gl), (at, ft, gt) = low, new
     toward = at - al
+
+    def measure_distance(a: float) -> float:
+        return abs(a - at)
+
     if ft > fl:
         # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the lower end.
         theta, gamma = _cubic(low, new, toward)
@@ -42,19 +61,17 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
         theta, gamma = _cubic(low, new, -toward)
         cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
         secant = at + gt / (gt - gl) * -toward
-        return cubic if abs(cubic - at) > abs(secant - at) else secant
+        return max(secant, cubic, key=measure_distance)
     if abs(gt) < abs(gl):
         # Case 3: lower, same sign, flatter. The cubic only where it tends to infinity that way, or is beyond the point.
         theta, gamma = _cubic(low, new, -toward)
         r = ((gamma - gt) + theta) / ((gamma + (gl - gt)) + gamma) if ((gamma + (gl - gt)) + gamma) != 0 else 0.0
         cubic = at - r * toward if r < 0 and gamma != 0 else (most if at > al else least)
         secant = at + gt / (gt - gl) * -toward
-        if bracketed:
-            best = cubic if abs(cubic - at) < abs(secant - at) else secant
-            limit = at + 0.66 * (other[0] - at)
-            return min(limit, best) if at > al else max(limit, best)
-        best = cubic if abs(cubic - at) > abs(secant - at) else secant
-        return max(least, min(most, best))
+        if not bracketed:
+            return max(least, min(most, max(secant, cubic, key=measure_distance)))
+        best, limit = min(secant, cubic, key=measure_distance), at + 0.66 * (other[0] - at)
+        return min(limit, best) if at > al else max(limit, best)
     # Case 4: lower, same sign, no flatter.
     if bracketed:
         theta, gamma = _cubic(new, other, other[0] - at)
@@ -62,40 +79,109 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
     return most if at > al else least
 
 
-def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
-    """Return the new interval: its lowest end, its other end, and whether it contains a minimiser."""
-    if new[1] > low[1]:
+def _narrow(ends: list[Trial], tilted: list[Trial]) -> tuple[Trial, Trial, bool]:
+    """Return the lowest end and the other end of the new interval, and whether it contains a minimiser.
+
+    Args:
+        ends: The lowest end, the other end and the newest point.
+        tilted: The same points, by which the ends are chosen.
+    """
+    low, other, new = ends
+    if tilted[2][1] > tilted[0][1]:
         return low, new, True
-    if new[2] * math.copysign(1.0, low[2]) < 0:
+    if tilted[2][2] * math.copysign(1.0, tilted[0][2]) < 0:
         return new, low, True
     return new, other, False
 
 
-def _tilt(slope: float, *trials: Trial) -> list[Trial]:
+def _tilt(slope: float, trials: list[Trial]) -> list[Trial]:
     """Return trials of the function minus a line through zero."""
-    return [(a, f - a * slope, d - slope) for a, f, d in trials] if slope else list(trials)
+    return [(a, f - a * slope, d - slope) for a, f, d in trials] if slope else trials
 
 
-def _narrow_tilted(slope: float, *trials: Trial) -> tuple[Trial, Trial, bool]:
-    """Return the ends that `_narrow` chooses on the function minus a line, with their own values."""
-    tilted = _tilt(slope, *trials)
-    low, other, closed = _narrow(*tilted)
-    own = {id(key): trial for key, trial in zip(tilted, trials, strict=True)}
-    return own[id(low)], own[id(other)], closed
+@dataclass(slots=True)
+class _Interval:
+    """The interval of a search: its lowest end, its other end, and the limits of the next trial (section 2).
+
+    Args:
+        low: The end with the lowest value.
+        other: The other end.
+        most: The longest step.
+        width: The search ends when the interval is this small relative to its upper limit.
+        ceiling: The shortest length outside of the function's domain, or the longest step.
+        upper: The upper limit of the next trial.
+        span: The length of the interval.
+        span_before: The length before that.
+        least: The lower limit of the next trial.
+        bracketed: Whether it contains a minimiser.
+        first_stage: Whether no point has satisfied the first condition with a rising slope.
+    """
+
+    low: Trial
+    other: Trial
+    most: float
+    width: float
+    ceiling: float
+    upper: float
+    span: float
+    span_before: float
+    least: float = 0.0
+    bracketed: bool = False
+    first_stage: bool = True
+
+    def is_exhausted(self, a: float) -> bool:
+        """Return whether a minimiser is enclosed so closely that a trial at a is of no use."""
+        short = self.upper - self.least <= self.width * self.upper
+        return self.bracketed and (a <= self.least or a >= self.upper or short)
+
+    def retreat(self, a: float) -> float:
+        """Return a shorter trial than one outside of the function's domain: no longer step is of use."""
+        low = self.low[0]
+        self.ceiling, self.upper = a, min(self.upper, a)
+        return 0.5 * (low + a) if self.bracketed else low + 0.1 * (a - low)
+
+    def advance(self, new: Trial, demanded: float, enough: float) -> float:
+        """Replace an end by the newest point, and return the next trial.
+
+        Args:
+            new: The newest point.
+            demanded: The slope of the line of the first condition.
+            enough: The value of that line at the newest point.
+        """
+        ends, (a, f, d) = [self.low, self.other, new], new
+        self.first_stage = self.first_stage and not (f <= enough and d >= 0)
+        # While no point has satisfied the first condition with a rising slope, search on the function minus the line that the
+        # condition demands, which has its minimisers where both conditions hold.
+        tilted = _tilt(demanded if self.first_stage and enough < f <= self.low[1] else 0.0, ends)
+        try:
+            following = trial_step(tilted[0], tilted[1], tilted[2], self.bracketed, self.least, self.upper)
+        except (ZeroDivisionError, OverflowError):
+            following = 0.5 * (self.low[0] + a) if self.bracketed else min(4 * a, self.most)
+        self.low, self.other, closed = _narrow(ends, tilted)
+        self.bracketed = self.bracketed or closed
+        low, other = self.low[0], self.other[0]
+        if not self.bracketed:
+            self.least, self.upper = following + 1.1 * (following - low), following + 4 * (following - low)
+        else:
+            if abs(other - low) >= 0.66 * self.span_before:
+                following = low + 0.5 * (other - low)
+            self.span_before, self.span = self.span, abs(other - low)
+            self.least, self.upper = min(low, other), max(low, other)
+        a = min(max(following, 0.0), min(self.most, self.ceiling))
+        return low if math.isfinite(a) and self.is_exhausted(a) else a
 
 
-def _find_limits(low: Trial, other: Trial, following: float, bracketed: bool) -> tuple[float, float]:
-    """Return the smallest and largest length of the trial after the next."""
-    if bracketed:
-        return min(low[0], other[0]), max(low[0], other[0])
-    return following + 1.1 * (following - low[0]), following + 4 * (following - low[0])
-
-
-def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | None:
+def _parabola_minimum(start: Trial, new: Trial, left: float | None, most: float) -> float | None:
     """Return the minimiser along the line if three values show that the function is a parabola there, and it pays off.
 
     With exact steps quasi-Newton and conjugate directions end after n steps on a quadratic function (Nocedal and Wright,
     theorem 6.4), while steps that only meet Wolfe's conditions can take many times as long if it is badly conditioned.
+
+    Args:
+        start: The point at 0.
+        new: The newest point.
+        left: The fraction of the slope that has to be left at the newest point; None for no parabola.
+        most: The longest step.
     """
     (_, f0, d0), (a, f, d) = start, new
     if left is None or abs(d) <= left * abs(d0):
@@ -103,17 +189,18 @@ def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | N
     size = a * (abs(d0) + abs(d))
     off = abs(f - f0 - 0.5 * a * (d0 + d))
     visible = 1e-9 * size > 4e-16 * max(abs(f0), abs(f))
-    return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
+    if not (visible and off <= 1e-9 * size and d > d0):
+        return None
+    exact = a * d0 / (d0 - d)
+    return exact if exact <= most else None
 
 
-def _try_exact(
-    exact: float, accepted: tuple[float, float, float], enough: float, lowest: float, best: float | None
-) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
+def _try_exact(exact: float, accepted: Trial, enough: float, lowest: Value) -> Search:
     """Try the minimum of a parabola; return it if it is better than the accepted point, otherwise that point."""
     f, d = yield exact
     if f <= enough and abs(d) < abs(accepted[2]):
-        return exact, True, min(lowest, f), exact if f < lowest else best
-    return accepted[0], True, lowest, best
+        return exact, True, min(lowest, (exact, f), key=itemgetter(1))
+    return accepted[0], True, lowest
 
 
 def more_thuente_trials(
@@ -127,7 +214,7 @@ def more_thuente_trials(
     maxiter: int,
     width: float = 0.1,
     parabola: float | None = None,
-) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
+) -> Search:
     r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
 
     It yields the lengths to try and is sent the value and the slope there, so that many searches can be evaluated at once.
@@ -146,65 +233,37 @@ def more_thuente_trials(
 
     Returns:
         The length (the best end of the interval where the search ended otherwise; None where there is none), whether
-        both conditions hold there, and the lowest value that was seen with its length.
+        both conditions hold there, and the lowest value that was seen, after its length.
     """
     demanded = c1 * slope
-    low = other = (0.0, loss, slope)
-    bracketed, first_stage = False, True
-    span, span_before = most, 2 * most
+    start = (0.0, loss, slope)
     a = min(first, most)
-    least, upper = 0.0, a + 4 * a
-    ceiling = most
-    lowest, best = math.inf, None
+    interval = _Interval(start, start, most, width, ceiling=most, upper=a + 4 * a, span=most, span_before=2 * most)
+    lowest: Value = (None, math.inf)
     for _ in range(maxiter):
         f, d = yield a
-        if f < lowest:
-            lowest, best = f, a
+        lowest = min(lowest, (a, f), key=itemgetter(1))
         if f == -math.inf:
-            return a, False, lowest, best
-        if not math.isfinite(f) or not math.isfinite(d):
-            # Outside of the function's domain: no longer step is of use.
-            ceiling = a
-            a = low[0] + 0.1 * (a - low[0]) if not bracketed else 0.5 * (low[0] + a)
-            upper = min(upper, ceiling)
-            if a == low[0] or abs(a - low[0]) <= 1e-16 * max(ceiling, 1e-300):
+            return a, False, lowest
+        if not all(map(math.isfinite, (f, d))):
+            a = interval.retreat(a)
+            if abs(a - interval.low[0]) <= 1e-16 * max(interval.ceiling, 1e-300):
                 break
             continue
         new = (a, f, d)
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
-            exact = _parabola_minimum((0.0, loss, slope), new, parabola)
-            if exact is None or exact > most:
-                return a, True, lowest, best
-            return (yield from _try_exact(exact, new, loss + exact * demanded, lowest, best))
-        first_stage = first_stage and not (f <= enough and d >= 0)
+            exact = _parabola_minimum(start, new, parabola, most)
+            if exact is None:
+                return a, True, lowest
+            return (yield from _try_exact(exact, new, loss + exact * demanded, lowest))
         ended = a == most and f <= enough and d <= demanded
-        if ended or (bracketed and (a <= least or a >= upper or upper - least <= width * upper)):
+        if ended or interval.is_exhausted(a):
             break
-        # While no point has satisfied the first condition with a rising slope, search on the function minus the line that the
-        # condition demands, which has its minimisers where both conditions hold.
-        tilt = demanded if first_stage and f <= low[1] and f > enough else 0.0
-        fallback = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
-        ends = _tilt(tilt, low, other, new)
-        try:
-            following = trial_step(ends[0], ends[1], ends[2], bracketed, least, upper)
-        except (ZeroDivisionError, OverflowError):
-            following = fallback
-        low, other, closed = _narrow_tilted(tilt, low, other, new)
-        bracketed = bracketed or closed
-        if bracketed:
-            if abs(other[0] - low[0]) >= 0.66 * span_before:
-                following = low[0] + 0.5 * (other[0] - low[0])
-            span_before, span = span, abs(other[0] - low[0])
-        least, upper = _find_limits(low, other, following, bracketed)
-        a = min(max(following, 0.0), min(most, ceiling))
-        if not math.isfinite(a):
+        a = interval.advance(new, demanded, enough)
+        if a == 0.0 or not math.isfinite(a):
             break
-        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
-            a = low[0]
-        if a == 0.0:
-            break
-    return (low[0] if low[0] > 0 else None), False, lowest, best
+    return interval.low[0] or None, False, lowest
 
 
 class StrongWolfe(LineSearchBase):
@@ -270,7 +329,14 @@ class StrongWolfe(LineSearchBase):
         super().collect(given)
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
-        """Return the first length to try."""
+        """Return the first length to try.
+
+        Args:
+            loss: The value at 0.
+            slope: The slope at 0.
+            settings: The settings in force.
+            memory: The state of the search.
+        """
         kind, start = settings["a_init"], float(settings["init_value"])
         last = memory.get("last")
         out = start
@@ -289,8 +355,7 @@ class StrongWolfe(LineSearchBase):
         return out * (memory.get("scale", 1.0) if settings["adaptive"] else 1.0)
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """Search for a length where both conditions hold, and return it."""
-        length, good, lowest, best = yield from more_thuente_trials(
+        length, good, (best, lowest) = yield from more_thuente_trials(
             loss,
             slope,
             self.choose_first_length(loss, slope, settings, memory),

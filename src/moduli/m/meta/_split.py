@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ...layout import Guard, check_pattern, match_name
 from ...optim import Across, Chain, Chainable, Module, Objective, Optimizer
 from ...optim import step as run
 
+Value = TypeVar("Value")
 Filter = Callable[..., bool] | Iterable[Tensor] | torch.nn.Module | str
 
 
@@ -174,18 +175,21 @@ def _keep_gradients(others: list[Tensor]) -> Iterator[None]:
         guard.restore()
 
 
+def _select(values: Sequence[Value] | None, indices: list[int]) -> list[Value] | None:
+    """Return the values at some positions; None for None."""
+    return None if values is None else [values[i] for i in indices]
+
+
 def _part(objective: Objective, indices: list[int]) -> Objective:
     """Return the objective over some of the parameters; the closure is the whole one."""
     part = objective.clone(clone_updates=False, parent=objective)
     part.params = [objective.params[i] for i in indices]
-    updates, grads = objective.get_updates() if objective.updates is not None else None, objective.grads
-    if updates is None and objective.evaluator is not None and objective.grads is None:
+    if objective.updates is None and objective.grads is None and objective.evaluator is not None:
         objective.get_loss(backward=True)
-        grads = objective.grads
-    part.updates = None if updates is None else [updates[i] for i in indices]
-    part.grads = None if grads is None else [grads[i] for i in indices]
+    part.updates = _select(objective.updates, indices)
+    part.grads = _select(objective.grads, indices)
     part.loss = objective.loss
-    part.present = None if objective.present is None else [objective.present[i] for i in indices]
+    part.present = _select(objective.present, indices)
     if part.present is not None and all(part.present):
         part.present = None
     part.matrices = None

@@ -74,7 +74,13 @@ class _Last(TensorTransform):
         return self.combine(state["previous"], state["before"], setting)
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
-        """Return the update for the two values."""
+        """Return the update for two values of a tensor.
+
+        Args:
+            now: The value of this step.
+            before: That of the last step.
+            setting: The settings.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
     def reset_for_online(self) -> None:
@@ -97,7 +103,7 @@ class LastDifference(_Last):
         return now - before
 
 
-class LastGradDifference(_Last):
+class LastGradDifference(LastDifference):
     r"""$u \leftarrow g_t - g_{t-1}$, with $g_0 = 0$.
 
     Example:
@@ -111,14 +117,10 @@ class LastGradDifference(_Last):
         tensor([0.7500])
     """
 
-    def __init__(self) -> None:
-        super().__init__(uses_grad=True)
+    uses_grad = True
 
     def observe(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
         return tensor if grad is None else grad
-
-    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
-        return now - before
 
 
 class LastProduct(_Last):

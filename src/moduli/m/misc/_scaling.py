@@ -197,7 +197,6 @@ class LambdaHomotopy(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """Return the function of the loss, and its gradient by the chain rule."""
         loss = closure(backward)
         with torch.enable_grad():
             inner = loss.detach().requires_grad_()

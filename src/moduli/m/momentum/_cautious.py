@@ -190,7 +190,13 @@ def _check_mode(link: str, normalize: bool, mode: str) -> None:
 
 
 def agreement(first: list[Tensor], second: list[Tensor], members: int | None) -> Any:
-    """Return the fraction of elements where two updates have the same sign; one number per member for a population."""
+    """Return the fraction of elements where two updates have the same sign.
+
+    Args:
+        first: One update.
+        second: The other.
+        members: The number of members of a population, for one number each; None for one model.
+    """
     if kernels.over_processes() is not None:
         signs = [(a * b > 0).double() for a, b in zip(first, second, strict=True)]
         every = read(kernels.sum([torch.ones_like(sign) for sign in signs]))

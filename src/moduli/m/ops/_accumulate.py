@@ -32,7 +32,13 @@ class _Accumulate(BufferTransform):
         return state["accumulated"].clone()
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
-        """Return the accumulated value after a new update."""
+        """Return the accumulated value after a new update.
+
+        Args:
+            old: The accumulated value.
+            new: The update.
+            keep: How much of the value is kept.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to accumulate")
 
 

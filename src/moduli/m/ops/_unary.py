@@ -14,24 +14,11 @@ from torch import Tensor
 
 from ..._search_ranges import SIGN_STEPS
 from ...linalg import LinearOperator, ScaledIdentity
-from ...optim import ListTransform, Objective, SettingsList, States, Tensors, TensorTransform, UpdateTransform
+from ...optim import ListTransform, Objective, SettingsList, States, Tensors, UpdateTransform
 from .._vectors import size
 
 
-class _Pointwise(TensorTransform):
-    elementwise = True
-
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        return self.function(tensor, setting)
-
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
-        """Return the function of a tensor, pointwise."""
-        raise TypeError(f"{type(self).__name__} does not say which function")
-
-
-class Abs(_Pointwise):
+class Abs(UpdateTransform):
     r"""$u \leftarrow |u|$.
 
     Example:
@@ -41,11 +28,13 @@ class Abs(_Pointwise):
         [tensor([2., 4.])]
     """
 
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+    elementwise = True
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.abs()
 
 
-class Exp(_Pointwise):
+class Exp(UpdateTransform):
     r"""$u \leftarrow e^u$.
 
     Example:
@@ -55,11 +44,13 @@ class Exp(_Pointwise):
         [tensor([1., 1.])]
     """
 
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+    elementwise = True
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.exp()
 
 
-class Sqrt(_Pointwise):
+class Sqrt(UpdateTransform):
     r"""$u \leftarrow \sqrt u$; NaN where u is negative.
 
     Example:
@@ -69,11 +60,13 @@ class Sqrt(_Pointwise):
         [tensor([2., 3.])]
     """
 
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+    elementwise = True
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor.sqrt()
 
 
-class Reciprocal(_Pointwise):
+class Reciprocal(UpdateTransform):
     r"""$u \leftarrow 1 / (u + \epsilon)$.
 
     Args:
@@ -86,14 +79,14 @@ class Reciprocal(_Pointwise):
         [tensor([ 0.5000, -0.2500])]
     """
 
-    def __init__(self, *, eps: Any = 0.0) -> None:
-        super().__init__({"eps": eps})
+    elementwise = True
+    eps: Any = 0.0
 
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return 1 / (tensor + setting["eps"])
 
 
-class Negate(_Pointwise):
+class Negate(UpdateTransform):
     r"""$u \leftarrow -u$: maximise.
 
     Example:
@@ -103,7 +96,9 @@ class Negate(_Pointwise):
         [tensor([-2.,  4.])]
     """
 
-    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+    elementwise = True
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return -tensor
 
 

@@ -19,8 +19,8 @@ from ...optim import ranges as check
 from ...optim.module import ProjectedBuffer
 from .._vectors import flat, unflat
 from ..adaptive._axes import multiply, work
+from ..adaptive._eigenbasis import begin, follow, learn, matrices
 from ..adaptive._full_matrix import find_span
-from ..adaptive._shampoo import begin, follow, learn, matrices
 from ._projection import Projection
 
 # The power of a change of the basis by which buffers are multiplied; covariances are multiplied from both sides.
@@ -228,15 +228,14 @@ class SOAPBasis(Projection):
             started.append(i)
         if following:
             self._follow([states[i] for i in following], [f"modules {names[i]}" for i in following])
-        if started:
-            map_alike(
-                lambda k, item, state: learn(
-                    state, work(item[0]).reshape(state["shape"]), settings[started[k]]["shampoo_beta"]
-                ),
-                [(updates[i],) for i in started],
-                [states[i] for i in started],
-                [settings[i] for i in started],
-            )
+        map_alike(
+            lambda k, item, state: learn(
+                state, work(item[0]).reshape(state["shape"]), settings[started[k]]["shampoo_beta"]
+            ),
+            [(updates[i],) for i in started],
+            [states[i] for i in started],
+            [settings[i] for i in started],
+        )
 
     def _follow(self, states: list[dict[str, Any]], keys: list[str]) -> None:
         """Make one step of orthogonal iteration; the state of the inner links is moved to the new basis."""

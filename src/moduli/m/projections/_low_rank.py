@@ -36,7 +36,13 @@ class _LowRank(MatrixLink, Projection):
 
     @abstractmethod
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
-        """Return the update of a matrix no higher than wide, from the inner links' result for its projection."""
+        """Return the update of a matrix.
+
+        Args:
+            inner: The inner links' result for its projection.
+            matrix: The matrix, no higher than wide.
+            state: The state of its parameter.
+        """
 
     def _learn(self, objective: Objective) -> None:
         for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):

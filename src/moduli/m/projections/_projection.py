@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...optim import Chainable, DeclaredLink, Module, Objective, StandIns, as_real, restore_complex, to_vector
 from ...optim import step as run
-from .._vectors import unflat
+from .._vectors import copy_gradients, unflat
 
 
 class Projection(DeclaredLink):
@@ -87,40 +87,56 @@ class Projection(DeclaredLink):
                 )[0]
                 for key, tensor, source in zip(keys, projected, self.sources(params), strict=True)
             ]
-            inner = Objective(
-                fakes,
-                _Through(self, objective, fakes) if objective.evaluator is not None else None,
-                objective.loss,
-                objective.model,
-                objective.current_step,
-                parent=objective,
-                modular=objective.modular,
-                storage=objective.storage,
-                needs=objective.needs,
-                members=objective.members,
-            )
-            inner.attrs = objective.attrs
-            if inner.evaluator is not None:
-                inner.evaluator.count = objective.evaluator.count if objective.evaluator is not None else 0
-            if objective.grads is None and objective.updates is None and objective.evaluator is not None:
+            out = how(child, self._project_objective(objective, fakes))
+            if isinstance(out, Objective):
+                self._take_result(objective, out, fakes)
+        return objective
+
+    def _project_objective(self, objective: Objective, fakes: list[Tensor]) -> Objective:
+        """Return the objective over the placeholders, with the projected update and gradient."""
+        evaluator = objective.evaluator
+        inner = Objective(
+            fakes,
+            _Through(self, objective, fakes) if evaluator is not None else None,
+            objective.loss,
+            objective.model,
+            objective.current_step,
+            parent=objective,
+            modular=objective.modular,
+            storage=objective.storage,
+            needs=objective.needs,
+            members=objective.members,
+        )
+        inner.attrs = objective.attrs
+        if inner.evaluator is not None and evaluator is not None:
+            inner.evaluator.count = evaluator.count
+            if objective.grads is None and objective.updates is None:
                 objective.get_loss(backward=True)
                 inner.loss = objective.loss
-            if objective.grads is not None:
-                inner.grads = [t.clone() for t in self._project_updates(objective.grads)]
-            if objective.updates is not None:
-                inner.updates = [t.clone() for t in self._project_updates(objective.updates)]
-            inner.present = self.presence(objective)
-            out = how(child, inner)
-            if isinstance(out, Objective):
-                if out.skip_update:
-                    # The inner links moved the placeholders themselves.
-                    ends = self._unproject_updates([fake.detach() for fake in fakes], params)
-                    objective.updates = [p.detach() - end for p, end in zip(params, ends, strict=True)]
-                else:
-                    objective.updates = self._unproject_updates(out.get_updates(), params)
-                if out.should_terminate is not None:
-                    objective.should_terminate = bool(objective.should_terminate) or out.should_terminate
-        return objective
+        if objective.grads is not None:
+            inner.grads = [t.clone() for t in self._project_updates(objective.grads)]
+        if objective.updates is not None:
+            inner.updates = [t.clone() for t in self._project_updates(objective.updates)]
+        inner.present = self.presence(objective)
+        return inner
+
+    def _take_result(self, objective: Objective, inner: Objective, fakes: list[Tensor]) -> None:
+        """Store the update of the inner links, transformed back, and their decision to stop.
+
+        Args:
+            objective: The objective that is changed.
+            inner: The objective that the inner links returned.
+            fakes: The placeholders.
+        """
+        params = objective.params
+        if inner.skip_update:
+            # The inner links moved the placeholders themselves.
+            ends = self._unproject_updates([fake.detach() for fake in fakes], params)
+            objective.updates = [p.detach() - end for p, end in zip(params, ends, strict=True)]
+        else:
+            objective.updates = self._unproject_updates(inner.get_updates(), params)
+        if inner.should_terminate is not None:
+            objective.should_terminate = bool(objective.should_terminate) or inner.should_terminate
 
     def presence(self, objective: Objective) -> list[bool] | None:
         """Return for each projected tensor whether it has a gradient."""
@@ -152,7 +168,7 @@ class _Through:
             for param, value in zip(objective.params, values, strict=True):
                 param.copy_(value)
             loss = objective.get_loss(backward=backward, at_x0=False)
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in objective.params] if backward else None
+            grads = copy_gradients(objective.params) if backward else None
         if grads is not None:
             for fake, grad in zip(self.fakes, self.owner._project_updates(grads), strict=True):
                 fake.grad = grad.clone()

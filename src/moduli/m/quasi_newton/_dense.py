@@ -306,7 +306,6 @@ class QuasiNewton(_PairLink, HessianLink):
             state["pairs"] = torch.where(where, state["pairs"], pairs)
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Update the matrix with the pair of the last step."""
         x, u = flat(objective.params), gather_update(objective)
         x_before, u_before, loss_before = state.get("x"), state.get("u"), state.get("loss")
         state["x"], state["u"], state["loss"] = x.clone(), u.clone(), objective.loss
@@ -332,7 +331,14 @@ class QuasiNewton(_PairLink, HessianLink):
             count_skipped(self, objective, state)
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """Update the matrix by one pair; return whether the pair was used."""
+        """Update the matrix by one pair; return whether the pair was used.
+
+        Args:
+            matrix: The matrix, which is changed.
+            pair: The pair.
+            state: The state of the vector.
+            setting: Its settings.
+        """
         if setting["init_scale"] == "auto":
             first = (state["pairs"] == 0) & ~state["quadratic"]
             if may_hold(first):
@@ -351,7 +357,6 @@ class QuasiNewton(_PairLink, HessianLink):
         return used
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiply by the inverse Hessian, or solve with the Hessian."""
         matrix = self._matrix(state, u, setting)
         first = state["pairs"] == 0
         if self.inverse:
@@ -367,7 +372,6 @@ class QuasiNewton(_PairLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the current Hessian."""
         dense = Dense(self._matrix(state, vector_like(objective), setting).clone(), symmetric=self.symmetric)
         return dense.inverse() if self.inverse else dense
 

@@ -12,7 +12,7 @@ from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective
 from ...optim import ranges as check
 from .._vectors import HessianLink, vector_like
-from ._pairs import _PairLink, count_skipped, divide_by_step, take_tensors
+from ._pairs import _PairLink, count_skipped, take_tensors
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -50,9 +50,14 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
 
     @staticmethod
     def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
-        """Return the next diagonal from this one and a pair; None if the pair is of no use.
+        """Return the next diagonal; None if the pair is of no use.
 
         The pair is divided by the largest component of s, so that powers of it do not underflow.
+
+        Args:
+            b: The diagonal.
+            s: The step.
+            y: The difference of gradients.
         """
         return _quasi_cauchy(b, s, y)
 
@@ -81,12 +86,10 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
         return diagonal
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Update the diagonal with the pair of the last step."""
         x, s, y, _ = take_tensors(self, objective, state, setting)
         b = self._diagonal(state, x, setting)
         if s is None or y is None:
             return
-        s, y = divide_by_step(s, y)
         if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > torch.finfo(s.dtype).tiny:
             b.fill_(min(_dot(y, y) / _dot(s, y), torch.finfo(s.dtype).max))
         new = self.rule(b, s, y)
@@ -100,11 +103,9 @@ class DiagonalQuasiNewton(_PairLink, HessianLink):
         return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Divide by the diagonal."""
         return u / self._keep_in_bounds(self._diagonal(state, u, setting), setting)
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the diagonal as an operator."""
         return Diagonal(self._keep_in_bounds(self._diagonal(state, vector_like(objective), setting), setting))
 
 

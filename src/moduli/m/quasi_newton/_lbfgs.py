@@ -1,8 +1,4 @@
-"""The last pairs of steps and gradient differences, with the small matrices of the compact form kept up to date.
-
-* L-BFGS for all members of a population at once: each has separate pairs.
-* Limited-memory BFGS.
-"""
+"""The last pairs of steps and gradient differences, with the small matrices of the compact form kept up to date."""
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ from torch import Tensor
 
 from ...layout import Guard
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
-from ...optim import Chainable, ChainError, Objective, Optimizer, as_real, describe_params
+from ...optim import Chainable, ChainError, Objective, Optimizer, describe_params
 from ...optim import ranges as check
-from .._vectors import HessianLink, is_small, mask_absent, unflat, vector_like
+from .._vectors import HessianLink, is_small, vector_like
+from ._lbfgs_members import learn_members, multiply_members
 from ._pairs import _PairLink, count_skipped, take_pair
 
 _WIDE = 8_192
@@ -70,7 +67,13 @@ class PairMemory:
         self._weights: Small = np.empty(2 * self.capacity)
 
     def still(self, state: Any, like: Tensor, history: int) -> bool:
-        """Return whether this is still the view of that state."""
+        """Return whether this is still the view of that state.
+
+        Args:
+            state: The dictionary.
+            like: A vector of the length and dtype of the pairs.
+            history: How many pairs are kept.
+        """
         return (
             state.get("rows") is self.rows
             and state["slots"] is self.slots
@@ -113,7 +116,13 @@ class PairMemory:
         return out
 
     def add(self, s: Any, y: Any, sy: float) -> None:
-        """Add a pair, and drop the oldest if there is no room."""
+        """Add a pair, and drop the oldest if there is no room.
+
+        Args:
+            s: The step.
+            y: The difference of gradients.
+            sy: Their inner product.
+        """
         slots, inverse, capacity = self.slots, self._inverse, self.capacity
         slot = slots.pop(0) if len(slots) == self.history else len(slots)
         slots.append(slot)
@@ -137,99 +146,6 @@ class PairMemory:
         """Return S and Y with the oldest pair first, as new tensors."""
         slots = torch.tensor(self.slots, dtype=torch.long, device=self.rows.device)
         return self.rows.index_select(0, slots), self.rows.index_select(0, slots + self.capacity)
-
-
-_LOW = (torch.float16, torch.bfloat16)
-
-
-def _view_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    out = [as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors]
-    return [rows.float() if rows.dtype in _LOW else rows for rows in out]
-
-
-def _dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Return inner products over all parameters, one for each member."""
-    products = [(x * y).sum(1).double() for x, y in zip(a, b, strict=True)]
-    return torch.stack(products).sum(0)
-
-
-def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    maxima = [rows.abs().amax(1).double() for rows in tensors if rows.shape[1]]
-    # `amax` propagates NaN, which exceeds no threshold.
-    return torch.stack(maxima).amax(0) if maxima else torch.zeros(len(tensors[0]), dtype=torch.float64)
-
-
-def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
-    """Add the pair of the last step of each member; the newest pair is last in (N, history, size)."""
-    x, u = _view_rows(objective.params), _view_rows(mask_absent(objective.peek_updates(), objective.present))
-    history = setting["history_size"]
-    fits = all(
-        "x" in state and state["x"].shape == rows.shape and state["s"].shape[1] == history
-        for state, rows in zip(states, x, strict=True)
-    )
-    if not fits:
-        shared["pairs"] = torch.zeros(len(x[0]), dtype=torch.long, device=x[0].device)
-        for state, place, rows in zip(states, x, u, strict=True):
-            state["x"], state["u"] = place.clone(), rows.clone()
-            state["s"] = place.new_zeros(len(place), history, place.shape[1])
-            state["y"] = torch.zeros_like(state["s"])
-        return
-    s = [place - state["x"] for place, state in zip(x, states, strict=True)]
-    y = [rows - state["u"] for rows, state in zip(u, states, strict=True)]
-    for state, place, rows in zip(states, x, u, strict=True):
-        state["x"], state["u"] = place.clone(), rows.clone()
-    long, steep = _largest(s), _largest(y)
-    moved = (long > setting["ptol"]) & long.isfinite()
-    changed = (steep > setting["gtol"]) & steep.isfinite()
-    pairs: Tensor = shared["pairs"]
-    if setting["ptol_restart"]:
-        pairs = torch.where(moved, pairs, 0)
-    if setting["gtol_restart"]:
-        pairs = torch.where(moved & ~changed, 0, pairs)
-    sy = _dots(s, y)
-    yy, limits = _dots(y, y), torch.finfo(x[0].dtype)
-    rounding = limits.eps * (_dots(s, s) * yy).sqrt()
-    enough = (sy > max(setting["sy_tol"], limits.tiny)) & (sy > rounding) & (yy > limits.tiny)
-    good = moved & changed & enough & sy.isfinite() & yy.isfinite()
-    for state, a, b in zip(states, s, y, strict=True):
-        for key, new in (("s", a), ("y", b)):
-            stored = state[key]
-            state[key] = torch.where(good[:, None, None], torch.cat([stored[:, 1:], new[:, None]], 1), stored)
-    shared["pairs"] = torch.where(good, (pairs + 1).clamp(max=history), pairs)
-
-
-def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
-    """Return the inverse BFGS matrix of each member times its update: the two-loop recursion, vectorised over members."""
-    u = _view_rows(mask_absent(objective.peek_updates(), objective.present))
-    history, pairs = setting["history_size"], shared["pairs"]
-    s, y = [state["s"] for state in states], [state["y"] for state in states]
-    q = [rows.clone() for rows in u]
-    steps: list[tuple[list[Tensor], list[Tensor], Tensor, Tensor]] = []
-    gamma = torch.ones(len(pairs), dtype=torch.float64, device=pairs.device)
-    for age in range(int(pairs.max()) if len(pairs) else 0):
-        here = pairs > age
-        of_s, of_y = [rows[:, history - 1 - age] for rows in s], [rows[:, history - 1 - age] for rows in y]
-        sy = torch.where(here, _dots(of_s, of_y), 1.0)
-        if age == 0:
-            gamma = torch.where(here, sy / _dots(of_y, of_y).where(here, 1.0), 1.0)
-        alpha = torch.where(here, _dots(of_s, q) / sy, 0.0)
-        for rows, other in zip(q, of_y, strict=True):
-            rows.sub_(other * alpha.to(rows)[:, None])
-        steps.append((of_s, of_y, sy, torch.where(here, alpha, 0.0)))
-    for rows in q:
-        rows.mul_(gamma.to(rows)[:, None])
-    for age in reversed(range(len(steps))):
-        of_s, of_y, sy, alpha = steps[age]
-        beta = torch.where(pairs > age, _dots(of_y, q) / sy, 0.0)
-        for rows, other in zip(q, of_s, strict=True):
-            rows.add_(other * (alpha - beta).to(rows)[:, None])
-    if setting["scale_first"]:
-        length = _dots(u, u).sqrt()
-        shrink = torch.where((pairs == 0) & (length > 1) & length.isfinite(), 1 / length, 1.0)
-        for rows in q:
-            rows.mul_(shrink.to(rows)[:, None])
-    objective.updates = [unflat(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
-    return objective
 
 
 class LBFGS(_PairLink, HessianLink):
@@ -327,7 +243,6 @@ class LBFGS(_PairLink, HessianLink):
         super().protect(guard, unwritten)
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Add the pair of the last step."""
         if objective.members is not None:
             self._follow_members(objective.params)
             states = [self.state[param] for param in objective.params]
@@ -336,7 +251,6 @@ class LBFGS(_PairLink, HessianLink):
         self.learn_vector(objective, states[0], settings[0])
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Add the pair of the last step of one model."""
         x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
         memory = self._memory(state, x, setting)
         if verdict:
@@ -358,13 +272,11 @@ class LBFGS(_PairLink, HessianLink):
             count_skipped(self, objective, state)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Multiply by the inverse Hessian of the pairs."""
         if objective.members is not None:
             return multiply_members(objective, states, self.global_state, settings[0])
         return super().apply_states(objective, states, settings)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Multiply the update of one model."""
         memory = self._memory(state, u, setting)
         if memory.slots:
             return torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
@@ -372,7 +284,6 @@ class LBFGS(_PairLink, HessianLink):
         return u / length if 1 < length < math.inf else None
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the BFGS matrix of the pairs, in compact form."""
         like = vector_like(objective)
         memory = self._memory(state, like, setting)
         return LBFGSOperator(*memory.ordered()) if len(memory) else ScaledIdentity(len(like), like.new_ones(()))

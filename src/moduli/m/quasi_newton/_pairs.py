@@ -26,9 +26,7 @@ class _PairLink(VectorLink):
     def reset_for_online(self) -> None:
         """Clear the last point, so that no pair is formed across an evaluation of another function."""
         super().reset_for_online()
-        for state in self.state.values():
-            for key in ("x", "u", "loss"):
-                state.pop(key, None)
+        self.clear_state_keys("x", "u", "loss")
 
 
 def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tuple[Tensor, Any, Any, str]:
@@ -36,6 +34,12 @@ def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tup
 
     They are arrays if the vector is small and tensors otherwise; the verdict is "first" or "new" if no matching point was
     stored, "step" or "gradient" if a difference is within its threshold, and "" for a pair.
+
+    Args:
+        objective: The objective.
+        state: Where the last point is stored.
+        ptol: The threshold of the step.
+        gtol: The threshold of the difference of gradients.
     """
     x, u = flat(objective.params), gather_update(objective)
     before: Tensor | None = state.get("x")
@@ -54,21 +58,34 @@ def take_pair(objective: Objective, state: Any, ptol: float, gtol: float) -> tup
 def take_tensors(
     link: Module, objective: Objective, state: Any, setting: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
-    """Return `take_pair`'s result as tensors, and count pairs that are of no use as skipped; s and y are None then."""
+    """Return `take_pair`'s result as tensors, and count pairs that are of no use as skipped; s and y are None then.
+
+    The pair is divided by the largest component of s: the same curvature, and no power of s underflows.
+
+    Args:
+        link: The link that counts.
+        objective: The objective.
+        state: Where the last point is stored.
+        setting: The settings: ptol and gtol.
+    """
     x, s, y, verdict = take_pair(objective, state, setting["ptol"], setting["gtol"])
     if verdict in ("step", "gradient"):
         count_skipped(link, objective, state)
-    return (x, None, None, verdict) if verdict else (x, torch.as_tensor(s), torch.as_tensor(y), verdict)
-
-
-def divide_by_step(s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pair divided by the largest component of s: the same curvature, and no power of s underflows."""
+    if verdict:
+        return x, None, None, verdict
+    s, y = torch.as_tensor(s), torch.as_tensor(y)
     largest = torch.linalg.vector_norm(s, float("inf"))
-    return s / largest, y / largest
+    return x, s / largest, y / largest, verdict
 
 
 def count_skipped(link: Module, objective: Objective, state: Any) -> None:
-    """Count a pair that carries no information, and publish the number of them in `attrs`."""
+    """Count a pair that carries no information, and publish the number of them in `attrs`.
+
+    Args:
+        link: The link that counts.
+        objective: The objective.
+        state: Where the number is stored.
+    """
     state["skipped"] = state.get("skipped", 0) + 1
     objective.attrs[f"{type(link).__name__}.skipped_pairs"] = state["skipped"]
 
@@ -101,19 +118,16 @@ class GradientCorrection(_PairLink):
     """
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Store the pair of the last step."""
         _, s, y, _ = take_tensors(self, objective, state, {"ptol": 0.0, "gtol": 0.0})
         state.pop("s", None)
         if s is None or y is None:
             return
-        s, y = divide_by_step(s, y)
         if torch.finfo(s.dtype).tiny < torch.dot(s, y).item() < float("inf"):
             state["s"], state["y"] = s, y
         else:
             count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Remove the part along the last step."""
         if "s" not in state:
             return None
         s, y = state["s"], state["y"]
@@ -175,7 +189,6 @@ class LSR1(_PairLink, HessianLink):
         return gamma * v + Z.T @ inner
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Add the pair of the last step."""
         x, s, y, verdict = take_tensors(self, objective, state, setting)
         steps = state.setdefault("s", [])
         other = state.setdefault("y", [])
@@ -186,7 +199,6 @@ class LSR1(_PairLink, HessianLink):
         if s is None or y is None:
             return
         # The matrix does not depend on the lengths of pairs, but its small matrix is better conditioned for equal lengths.
-        s, y = divide_by_step(s, y)
         z = s - self._times(state, y, float(setting["init_scale"]))
         sizes = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(y))
         limits = torch.finfo(s.dtype)
@@ -198,7 +210,6 @@ class LSR1(_PairLink, HessianLink):
             count_skipped(self, objective, state)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiply by the inverse Hessian of the pairs."""
         out = self._times(state, u, float(setting["init_scale"]))
         if setting["scale_first"] and not state.get("s"):
             length = float(torch.linalg.vector_norm(out))
@@ -206,7 +217,6 @@ class LSR1(_PairLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the SR1 matrix of the pairs: a multiple of the identity plus a low-rank product."""
         sigma = 1 / float(setting["init_scale"])
         diag = vector_like(objective).fill_(sigma)
         if not state.get("s"):
@@ -269,7 +279,6 @@ class SG2(HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Add differences of gradients to the mean Hessian."""
         objective.get_updates()
         like = flat(objective.params)
         k, h = state.get("step", 0), setting["h"]
@@ -301,7 +310,6 @@ class SG2(HessianLink):
         return H
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solve with the mean Hessian."""
         H = self._damp(state, setting)
         if state["step"] > setting["start_step"]:
             return shortest(H, u)
@@ -309,5 +317,4 @@ class SG2(HessianLink):
         return u / mean if mean > 0 else u.clone()
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the mean Hessian."""
         return Dense(self._damp(state, setting), symmetric=True)

@@ -56,9 +56,9 @@ class _Projected(QuasiNewton):
         super().collect({**given, "alpha": 0.0})
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """Project out one pair; reset the matrix if the rule rejects it, since everything is projected out then."""
         pairs = state["pairs"]
         used = super().learn(matrix, pair, state, setting)
+        # A rule rejects a pair where everything is projected out.
         if state["pairs"] == pairs and setting["restart_interval"] is not None:
             self._start(state, pair.s, setting)
         return used
@@ -127,7 +127,7 @@ class ProjectedNewtonRaphson(_Projected):
         return matrix
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """Update R first, from the projection before the pair."""
+        # R is updated first, from the projection before the pair.
         projected = matrix @ pair.y
         rank_one(lambda H, p: projected)(state["learnt"], pair)
         return super().learn(matrix, pair, state, setting)
@@ -165,7 +165,6 @@ class ThomasOptimalMethod(QuasiNewton):
         return matrix
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> bool | Tensor:
-        """Update the second matrix, and make the rank-one update along the direction that it gives."""
         s, R = pair.s, state["other"]
         length = float(torch.linalg.vector_norm(s))
         d = R @ s + 0.5 * length * s

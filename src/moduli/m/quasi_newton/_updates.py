@@ -202,13 +202,19 @@ class SSVM(QuasiNewton):
 
 
 # The directions c of H += (s - Hy) c' / c'y, used for the inverse by one method and for the Hessian by another.
+class _Nonsymmetric(QuasiNewton):
+    """A method whose update of rank one does not keep the matrix symmetric."""
+
+    symmetric = False
+
+
 _PULLED_STEP = rank_one(lambda H, pair: H.T @ pair.s)
 _CHANGE = rank_one(lambda H, pair: pair.y)
 _STEP = rank_one(lambda H, pair: pair.s)
 _PULLED_CHANGE = rank_one(lambda H, pair: H.T @ pair.y)
 
 
-class BroydenGood(QuasiNewton):
+class BroydenGood(_Nonsymmetric):
     r"""Broyden's first update: the Hessian nearest to the last one that maps s to y.
 
     $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = H^Ts$; for the Hessian $B \leftarrow B + (y - Bs) s^T / s^Ts$.
@@ -230,11 +236,10 @@ class BroydenGood(QuasiNewton):
         C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations", Math. Comp. 19 (1965).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": _PULLED_STEP, "hessian": _CHANGE}
 
 
-class BroydenBad(QuasiNewton):
+class BroydenBad(_Nonsymmetric):
     r"""Broyden's second update: the inverse nearest to the last one that maps y to s.
 
     $H \leftarrow H + (s - Hy) y^T / y^Ty$.
@@ -256,11 +261,10 @@ class BroydenBad(QuasiNewton):
         C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations", Math. Comp. 19 (1965).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": _CHANGE, "hessian": _PULLED_STEP}
 
 
-class McCormick(QuasiNewton):
+class McCormick(_Nonsymmetric):
     r"""The rank-one update along the step.
 
     $H \leftarrow H + (s - Hy) s^T / s^Ty$.
@@ -282,11 +286,10 @@ class McCormick(QuasiNewton):
         J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969), algorithm 2.
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": _STEP, "hessian": _PULLED_CHANGE}
 
 
-class Pearson(QuasiNewton):
+class Pearson(_Nonsymmetric):
     r"""The rank-one update along Hy.
 
     $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$. It keeps the inverse only.
@@ -308,11 +311,10 @@ class Pearson(QuasiNewton):
         J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: H @ pair.y)}
 
 
-class Greenstadt1(QuasiNewton):
+class Greenstadt1(_Nonsymmetric):
     r"""The rank-one update along the gradient before the step.
 
     $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = g_-$. It keeps the inverse only.
@@ -335,11 +337,10 @@ class Greenstadt1(QuasiNewton):
         algebraic systems", Computing 58 (1997).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: pair.before)}
 
 
-class Greenstadt2(QuasiNewton):
+class Greenstadt2(_Nonsymmetric):
     r"""The rank-one update along H(Hy).
 
     $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = H(Hy)$. It keeps the inverse only.
@@ -362,11 +363,10 @@ class Greenstadt2(QuasiNewton):
         algebraic systems", Computing 58 (1997).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: H @ (H @ pair.y))}
 
 
-class ICUM(QuasiNewton):
+class ICUM(_Nonsymmetric):
     r"""The inverse column update: one column changes, the one of y's largest component.
 
     $H_{:j} \leftarrow H_{:j} + (s - Hy) / y_j,\ j = \arg\max |y_j|$. It keeps the inverse only.
@@ -388,5 +388,4 @@ class ICUM(QuasiNewton):
         V. L. R. Lopes, J. M. Martinez, "Convergence properties of the inverse column-updating method", OMS 6 (1995).
     """
 
-    symmetric = False
     rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(column)}

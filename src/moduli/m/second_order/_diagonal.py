@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...optim import Chainable, Objective, Setting, sample_like, transform_buffers
 from ...optim import ranges as check
+from ..adaptive._axes import add_or_average
 from ._newton import _SecondOrderLink
 
 
@@ -79,14 +80,25 @@ class _DiagonalMoments(_HutchinsonBase):
 
     @abstractmethod
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add one estimate of the diagonal to the mean, in place."""
+        """Add one estimate of the diagonal to the mean, in place.
+
+        Args:
+            held: The mean.
+            D: The estimate.
+            setting: The settings.
+        """
 
     @abstractmethod
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the update from both means."""
+        """Return the update from both means.
+
+        Args:
+            m: The mean gradient.
+            D: The mean of the diagonal.
+            setting: The settings.
+        """
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Update the mean gradient, and at every n-th step the mean of the diagonal."""
         diagonals: list[Tensor] | None = None
         first = settings[0]
         if self.increment_counter("estimates", 0) % self.every == 0:
@@ -111,7 +123,6 @@ class _DiagonalMoments(_HutchinsonBase):
                 self.learn_diagonal(state[self.second], diagonals[i], setting)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divide one mean by the other."""
         out = list(objective.get_updates())
         buffers = {"exp_avg_tfm": "exp_avg", f"{self.second}_tfm": self.second}
         for i, state in self.find_known(objective, states, **buffers):
@@ -175,12 +186,10 @@ class AdaHessian(_DiagonalMoments):
     D_exp_avg_sq_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add the square of an estimate to the mean, in place."""
         D = _average_blocks(D, setting)
         held.mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the mean gradient divided by a power of the root of the mean square."""
         out: Tensor = m / (D ** (setting["hessian_power"] / 2) + setting["eps"])
         return out
 
@@ -246,11 +255,9 @@ class SophiaH(_DiagonalMoments):
     D_exp_avg_tfm: Chainable | None = None
 
     def learn_diagonal(self, held: Tensor, D: Tensor, setting: Any) -> None:
-        """Add an estimate to the mean, in place."""
         held.lerp_(D, 1 - setting["beta2"])
 
     def divide(self, m: Tensor, D: Tensor, setting: Any) -> Tensor:
-        """Return the mean gradient divided by the diagonal, and clipped."""
         ratio = m / (D * setting["precond_scale"]).clamp(min=setting["eps"])
         return ratio.clamp(-setting["clip"], setting["clip"])
 
@@ -299,7 +306,6 @@ class ESGD(_HutchinsonBase):
     Hz_sq_acc_tfm: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Accumulate squares of products with random vectors."""
         if self.increment_counter("estimates", 0) % self.every:
             return
         setting = settings[0]
@@ -315,13 +321,9 @@ class ESGD(_HutchinsonBase):
                     state["Hz_sq"], state["draws"] = torch.zeros_like(p), 0
                 square = (v * p if own["zHz"] else p).abs().square().to(p.dtype)
                 state["draws"] += 1
-                if own["beta"] is None:
-                    state["Hz_sq"].add_(square)
-                else:
-                    state["Hz_sq"].lerp_(square, 1 - own["beta"])
+                add_or_average(state["Hz_sq"], square, own["beta"])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Divide by the roots of the means."""
         out = list(objective.get_updates())
         for i, state in self.find_known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
             setting = settings[i]

@@ -70,7 +70,14 @@ EigvalFn = Callable[[Tensor], Tensor]
 def decompose(
     H: Tensor, eigval_fn: EigvalFn | None, eigv_tol: float | None, truncate: int | None
 ) -> Eigendecomposition:
-    """Return the selected eigenvalues, after the function, and their vectors."""
+    """Return the selected eigenvalues, after the function, and their vectors.
+
+    Args:
+        H: A symmetric matrix.
+        eigval_fn: A function of the eigenvalues; None to keep them.
+        eigv_tol: Eigenvalues up to this fraction of the largest are left out; None for none.
+        truncate: The most eigenvalues; None for all.
+    """
     values, vectors = torch.linalg.eigh(H)
     if eigval_fn is not None:
         values = eigval_fn(values)
@@ -110,7 +117,13 @@ def shortest(H: Tensor, b: Tensor) -> Tensor:
 
 
 def solve_live(H: Tensor, b: Tensor, how: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return the solution for parameters that have curvature; the others (linear or unused ones) keep b unmodified."""
+    """Return the solution for parameters that have curvature; the others (linear or unused ones) keep b unmodified.
+
+    Args:
+        H: The matrix.
+        b: The right-hand side.
+        how: Solves a system.
+    """
     live = (H != 0).any(0)
     if bool(live.all()):
         return how(H, b)
@@ -143,7 +156,13 @@ class _SpectralLink(_SecondOrderLink, HessianLink):
         return decompose(H, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
 
     def solve(self, H: Tensor, b: Tensor, setting: Any) -> Tensor:
-        """Return the solution d of H d = b."""
+        """Return the solution d of H d = b.
+
+        Args:
+            H: The matrix.
+            b: The right-hand side.
+            setting: The settings.
+        """
         spectrum = self.decompose(H, setting)
         if spectrum is None:
             return (shortest if setting["use_lstsq"] else solve)(H, b)
@@ -197,7 +216,6 @@ class Newton(_SpectralLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluate the Hessian."""
         state["H"] = evaluate_hessian(objective, setting)
 
     def _damp(self, H: Tensor, setting: Any) -> Tensor:
@@ -208,14 +226,12 @@ class Newton(_SpectralLink):
         return H
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solve for the update."""
         H = self._damp(state["H"].to(u.dtype), setting)
         if not bool(torch.isfinite(H).all()):
             return None
         return solve_live(H, u, lambda A, b: self.solve(A, b, setting))
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Hessian, or its truncated spectrum."""
         H = self._damp(state["H"], setting)
         spectrum = self.decompose(H, setting)
         return Dense(H, symmetric=True) if spectrum is None else spectrum
@@ -267,7 +283,6 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
     inner: Chainable | None = None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluate the Hessian, and improve the inverse."""
         state["H"] = H = evaluate_hessian(objective, setting)
         Y = state.get("Y")
         if Y is not None:
@@ -282,10 +297,8 @@ class InverseFreeNewton(_SecondOrderLink, HessianLink):
             state["Y"] = Y + Y @ rest
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Multiply by the current inverse."""
         out: Tensor = state["Y"].to(u.dtype) @ u
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Hessian."""
         return Dense(state["H"], symmetric=True)

@@ -68,7 +68,6 @@ class NewtonCG(_SecondOrderLink, HessianLink):
     inner: Chainable | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solve for the update."""
         if not bool(torch.isfinite(u).all()) or not bool(u.any()):
             return None
         A = self.operator(objective, state, setting)
@@ -92,7 +91,6 @@ class NewtonCG(_SecondOrderLink, HessianLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Hessian, by its products."""
         refuse_complex("NewtonCG", objective.params)
         H = hessian_operator(objective, setting)
         return H + setting["reg"] if setting["reg"] else H
@@ -157,7 +155,15 @@ class NewtonCGSteihaug(TrustCG):
 def nystrom(
     objective: Objective, rank: int, method: str, h: float, generator: torch.Generator | None
 ) -> Eigendecomposition:
-    """Return the eigenvalues (not negative) and vectors of the Nystrom approximation of the Hessian, largest first."""
+    """Return the eigenvalues (not negative) and vectors of the Nystrom approximation of the Hessian, largest first.
+
+    Args:
+        objective: The objective.
+        rank: How many there are.
+        method: The kind of products with the Hessian.
+        h: The length of differences, where products are differences.
+        generator: Draws the test vectors.
+    """
     like = flat(objective.params)
     n = like.numel()
     rank = min(rank, n)
@@ -190,7 +196,6 @@ class _Sketch(_SecondOrderLink, HessianLink):
     seed: int | None
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Sketch the Hessian."""
         generator = self.get_generator(objective.params[0].device, self.seed)
         sketch = nystrom(objective, setting["rank"], setting["hvp_method"], setting["h"], generator)
         # Lists, so that no axis of the sketch is permuted like the parameters when a saved state is reordered.
@@ -253,7 +258,6 @@ class NystromSketchAndSolve(_Sketch):
     seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solve with the sketch."""
         sketch, reg = self._sketch(state, setting), setting["reg"]
         if reg is None:
             inside = sketch.vectors.T @ u
@@ -262,7 +266,6 @@ class NystromSketchAndSolve(_Sketch):
         return sketch.solve_plus_diag(u, float(reg))
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the sketch, plus its regularisation."""
         sketch = self._sketch(state, setting)
         diag = torch.full(sketch.shape[-1:], float(setting["reg"] or 0.0), dtype=sketch.dtype)
         return LowRankPlusDiagonal(diag, sketch.vectors, sketch.values)
@@ -312,7 +315,6 @@ class NystromPCG(_Sketch):
     seed: int | None = None
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor | None:
-        """Solve for the update."""
         if not bool(torch.isfinite(u).all()) or not bool(u.any()):
             return None
         sketch, reg = self._sketch(state, setting), float(setting["reg"])
@@ -326,5 +328,4 @@ class NystromPCG(_Sketch):
         return out if bool(out.any()) else u.clone()
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Hessian, by its products."""
         return hessian_operator(objective, setting) + float(setting["reg"])

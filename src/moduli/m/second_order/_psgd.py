@@ -89,7 +89,6 @@ class PSGDKronNewton(_PSGDNewton):
     follows = {"factors": "factors", "products": "factors"}
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Fit the factors to one more product."""
         drawn = self.pairs(objective, settings[0])
         if drawn is None:
             return
@@ -108,7 +107,6 @@ class PSGDKronNewton(_PSGDNewton):
         map_alike(lambda i, pair, state: _kron.fit(state, pair[0], pair[1], own[i]), pairs, rows, own)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Precondition each tensor."""
         out = list(objective.get_updates())
         positions = [i for i, state in enumerate(states) if "factors" in state]
 
@@ -136,13 +134,11 @@ class _OneVector(_PSGDNewton, VectorLink):
     def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor: ...
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Fit the factors to one more product."""
         pair = self.pairs(objective, setting)
         if pair is not None:
             self._fit(state, flat(pair[1]).clone(), flat(pair[0]).clone(), setting)
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Precondition the vector of all parameters."""
         out, limit = self._precondition(state, u), setting["grad_clip_max_norm"]
         if limit != float("inf"):
             out = out * (limit / torch.linalg.vector_norm(out).clamp(min=limit))

@@ -103,7 +103,6 @@ class SubspaceNewton(_SpectralLink):
         return torch.cat([torch.stack(columns, 1), draw], 1)[:, : max(k, 1)]
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Choose the subspace, and evaluate the Hessian there."""
         g = gather_update(objective)
         columns = self._columns(g, flat(objective.params), state, setting)
         columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp(min=torch.finfo(g.dtype).tiny)
@@ -122,7 +121,6 @@ class SubspaceNewton(_SpectralLink):
         return S, small
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solve in the subspace."""
         S, small = self._parts(state, setting)
         out = S @ self.solve(small, S.T @ u, setting)
         if torch.dot(out, u).item() <= 0:
@@ -130,7 +128,6 @@ class SubspaceNewton(_SpectralLink):
         return out
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Hessian's part in the subspace."""
         S, small = self._parts(state, setting)
         spectrum = self.decompose(small, setting) or Eigendecomposition.of(small)
         return Eigendecomposition(spectrum.values, S @ spectrum.vectors)
@@ -180,7 +177,6 @@ class NaturalGradient(HessianLink):
     batched: bool = True
 
     def learn_vector(self, objective: Objective, state: dict[str, Any], setting: Any) -> None:
-        """Evaluate the Jacobian, and replace the vector of losses by its sum."""
         losses = objective.get_residuals()
         G = jacobian(losses, objective.params, self.batched)
         state["G"] = list(G.unbind(0))
@@ -194,7 +190,6 @@ class NaturalGradient(HessianLink):
         objective.needs = objective.needs - {Need.RESIDUALS}
 
     def transform_vector(self, objective: Objective, u: Tensor, state: dict[str, Any], setting: Any) -> Tensor:
-        """Solve in the space of samples."""
         G = torch.stack(state["G"])
         gram = G @ G.T
         reg = float(setting["reg"])
@@ -207,7 +202,6 @@ class NaturalGradient(HessianLink):
         return G.T @ weights
 
     def operator(self, objective: Objective, state: dict[str, Any], setting: Any) -> LinearOperator:
-        """Return the Fisher matrix, by its factor."""
         return AtA(torch.stack(state["G"]))
 
 
@@ -253,7 +247,6 @@ class MatrixMomentum(_SecondOrderLink):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
-        """Compute the momentum: the last step minus its curvature's part."""
         state, setting = states[0], settings[0]
         refuse_complex("MatrixMomentum", objective.params)
         x, u = flat(objective.params), gather_update(objective)
@@ -274,7 +267,6 @@ class MatrixMomentum(_SecondOrderLink):
         state["x"], state["u"], state["steps"] = x.clone(), u.clone(), state.get("steps", 0) + 1
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
-        """Add the momentum to the update."""
         on = unflat(states[0]["momentum"], objective.params)
         objective.updates = [
             setting["lr"] * u - part.to(u.dtype)

@@ -39,7 +39,6 @@ class _StepScale(DeclaredLink, Transform):
     key: ClassVar[str] = "alpha"
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Scale the update."""
         step = self.global_state[self.key]
         objective.updates = [update.mul_(step) for update in objective.get_updates()]
         return objective
@@ -58,10 +57,16 @@ class _DifferenceStep(_StepScale):
 
     @abstractmethod
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
-        """Return the step size: a number, or a 0-d tensor on the parameters' device."""
+        """Return the step size: a number, or a 0-d tensor on the parameters' device.
+
+        Args:
+            s: The last step.
+            y: The difference of gradients.
+            grads: The gradients.
+            setting: The settings.
+        """
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Compute the step size, and store this point."""
         setting = settings[0]
         grads = objective.get_grads() if setting["use_grad"] else objective.peek_updates()
         params = [param.detach() for param in objective.params]
@@ -276,7 +281,6 @@ class BoldDriver(_StepScale):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Compare the loss with the last one."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
         if "loss" in memory:
@@ -336,7 +340,6 @@ class PolyakStepSize(_StepScale):
     inner: Chainable | None = None
 
     def update_states(self, objective: Objective, states: States, settings: SettingsList) -> None:
-        """Compute the step size, and store the best value so far and the target below it."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
         memory["y"] = memory["y"] * (1 - setting["y_decay"]) if "y" in memory else setting["y"]
@@ -354,8 +357,8 @@ class PolyakStepSize(_StepScale):
         return step if setting["max"] is None else smaller(step, setting["max"])
 
     def apply_states(self, objective: Objective, states: States, settings: SettingsList) -> Objective:
-        """Scale the update, which the inner links may have changed."""
         updates = objective.get_updates()
+        # The inner links may have changed the update, on which the step size depends.
         step = self._step(objective, updates, settings[0])
         objective.updates = [update.mul_(step) for update in updates]
         return objective

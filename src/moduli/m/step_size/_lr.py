@@ -203,8 +203,13 @@ class Warmup(UpdateTransform):
 def multiply_scales(link: Module, optimizer: Optimizer | None, params: Tensors) -> list[Any]:
     """Return the product of the step sizes that follow a link in its optimizer, for each parameter.
 
-    It is 1 without an optimizer. A step size with different numbers for members of a population counts as 1 where a link steps
-    all members at once, and is the member's number where it steps one.
+    A step size with different numbers for members of a population counts as 1 where a link steps all members at once, and is the
+    member's number where it steps one.
+
+    Args:
+        link: The link.
+        optimizer: The optimizer; None for factors of 1.
+        params: The parameters.
     """
     out: list[Any] = [1.0] * len(params)
     if optimizer is None:

@@ -139,8 +139,7 @@ class TrustRegionBase(DeclaredLink):
         if H is None:
             raise ChainError(f"{type(self).__name__}: {self.children['hess_module']!r} gave no Hessian")
         loss = float(objective.get_loss(backward=True))
-        u = flat(mask_absent(objective.peek_updates(), objective.present))
-        u = u if u.dtype is H.dtype else u.to(H.dtype)
+        u = flat(mask_absent(objective.peek_updates(), objective.present)).to(H.dtype)
         if not bool(torch.isfinite(u).all()) or not math.isfinite(loss) or not bool(u.any()):
             objective.updates = [torch.zeros_like(param) for param in objective.params]
             return objective
@@ -151,39 +150,44 @@ class TrustRegionBase(DeclaredLink):
             try:
                 d = self.trust_solve(H, u, radius, setting)
             except SingularError:
-                # A quasi-Newton model can become singular (on a kink, say). It is reset, and until
-                # then the model is that of gradient descent.
+                # A quasi-Newton model can become singular (on a kink, say). It is reset, and until then the model is that of
+                # gradient descent.
                 self.children["hess_module"].reset()
                 H = ScaledIdentity(u.numel(), dtype=u.dtype, device=u.device)
                 d = u * min(1.0, radius / float(torch.linalg.vector_norm(u)))
             length = float(torch.linalg.vector_norm(d))
-            if not math.isfinite(length) or length == 0.0:
+            if not 0.0 < length < math.inf:
                 radius = self._check_radius(radius * setting["nminus"], setting)
                 continue
             predicted = float(torch.dot(u, d)) - 0.5 * float(torch.dot(d, H.matvec(d))) - self.extra(d, radius)
             line = Line(objective, unflat(d, objective.params))
             value = line.value(1.0)
-            gained = loss - value
             rounding = 10 * floor * max(abs(loss), abs(value) if math.isfinite(value) else 0.0)
-            # At the end both are rounding: then the model is as good as the function (Conn, Gould, Toint, 17.4.2).
-            ratio = (
-                1.0
-                if abs(gained) <= rounding and abs(predicted) <= rounding
-                else (gained / max(predicted, torch.finfo(torch.float64).tiny))
-            )
-            used = radius
-            bound = length if self.norm_radius else radius
-            if (not math.isfinite(ratio) and value != -math.inf) or ratio < setting["rho_bad"]:
-                radius = self._check_radius(setting["nminus"] * bound, setting)
-            elif ratio > setting["rho_good"] and self._is_at_boundary(length, used, setting):
-                radius = self._check_radius(max(radius, setting["nplus"] * bound), setting)
-            if value == -math.inf or (math.isfinite(ratio) and ratio > setting["eta"] and value <= loss + rounding):
+            ratio = _measure_ratio(loss, value, predicted, rounding)
+            radius = self._adapt_radius(radius, ratio, length, setting)
+            if value == -math.inf or (ratio > setting["eta"] and value <= loss + rounding):
                 self.global_state["radius"] = radius
                 return line.finish(1.0)
             line.finish(None)
         self.global_state["radius"] = radius
         objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
+
+    def _adapt_radius(self, radius: float, ratio: float, length: float, setting: Any) -> float:
+        """Return a smaller radius for a bad ratio, a larger one for a good ratio of a step to the boundary.
+
+        Args:
+            radius: The radius of the step.
+            ratio: The ratio of its reduction to the predicted one.
+            length: Its length.
+            setting: The settings in force.
+        """
+        bound = length if self.norm_radius else radius
+        if ratio < setting["rho_bad"]:
+            return self._check_radius(setting["nminus"] * bound, setting)
+        if ratio > setting["rho_good"] and self._is_at_boundary(length, radius, setting):
+            return self._check_radius(max(radius, setting["nplus"] * bound), setting)
+        return radius
 
     def _is_at_boundary(self, length: float, radius: float, setting: Any) -> bool:
         tol = setting["boundary_tol"]
@@ -196,6 +200,23 @@ class TrustRegionBase(DeclaredLink):
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """Return the Hessian of the model."""
         return self.children["hess_module"].get_H(objective)
+
+
+def _measure_ratio(loss: float, value: float, predicted: float, rounding: float) -> float:
+    """Return the ratio of the actual reduction to the predicted one; minus infinity where there is none.
+
+    Args:
+        loss: The value before the step.
+        value: The value after it.
+        predicted: The reduction of the model.
+        rounding: The size of rounding errors of values.
+    """
+    gained = loss - value
+    if abs(gained) <= rounding and abs(predicted) <= rounding:
+        # At the end both are rounding: then the model is as good as the function (Conn, Gould, Toint, 17.4.2).
+        return 1.0
+    ratio = gained / max(predicted, torch.finfo(torch.float64).tiny)
+    return ratio if math.isfinite(ratio) or value == -math.inf else -math.inf
 
 
 class _SpectralRegion(TrustRegionBase):

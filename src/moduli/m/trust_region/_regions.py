@@ -67,7 +67,6 @@ class CubicRegularization(_SpectralRegion):
         return float(torch.linalg.vector_norm(d)) ** 3 / (3 * radius)
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """Return the minimiser of the cubic model."""
         if not isinstance(H, Eigendecomposition):
             raise TypeError("the Hessian was not decomposed")
         values, parts, M = H.values, H.vectors.mT @ u, 1 / radius
@@ -141,7 +140,6 @@ class Dogleg(TrustRegionBase):
     rho_bad: float = 0.25
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """Return a point of the dogleg path at the radius, or its end."""
         size = float(torch.linalg.vector_norm(u))
         unit: Tensor = u / size
         curvature = float(torch.dot(unit, H.matvec(unit)))
@@ -213,7 +211,6 @@ class LevenbergMarquardt(TrustRegionBase):
     adaptive: bool = False
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """Return the damped step."""
         y, damping = setting["y"], 1 / radius
         if setting["adaptive"]:
             damping *= float(torch.linalg.vector_norm(u)) ** 0.5
@@ -277,7 +274,6 @@ class TrustCG(TrustRegionBase):
         return H + setting["reg"] if setting["reg"] else H
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """Return the model's minimiser in the Krylov space, within the radius."""
         tol = setting["cg_tol"]
         if tol is None:
             tol = min(0.5, float(torch.linalg.vector_norm(u)) ** 0.5)
@@ -317,5 +313,4 @@ class TrustExact(_SpectralRegion):
     """
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
-        """Return the model's minimiser within the radius."""
         return -trust_exact(H, u, radius).step
