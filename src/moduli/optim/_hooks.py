@@ -59,33 +59,59 @@ def gather_arguments(
     """
     loss = objective.get_loss(backward=True) if link.uses_loss else None
     tensors = objective.get_updates() if owned else objective.peek_updates()
-    grads = objective.get_grads() if link.uses_grad else None
-    params = objective.params
+    columns = tensors, objective.params, objective.get_grads() if link.uses_grad else None
     if link.concat_params:
-        link.check_shared(params)
-        params = [param.detach() for param in params]
-        lists = [
-            None if column is None else [to_vector(list(map(as_real, column)))] for column in (tensors, params, grads)
-        ]
+        link.check_shared(objective.params)
+        updates, params, grads = _concatenate(*columns)
         states, settings, positions = states[:1], settings[:1], [0]
     else:
-        positions = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
+        positions = [i for i in range(len(tensors)) if objective.present is None or objective.present[i]]
         states, settings = [states[i] for i in positions], [settings[i] for i in positions]
-        if objective.differentiable:
-            params = [param.clone() for param in params]
-        real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
-        lists = [
-            None if column is None else [real(column[i]) for i in positions] for column in (tensors, params, grads)
-        ]
+        updates, params, grads = _pick_present(link, objective, columns, positions)
     if link.finds_numbers():
-        measured = measure(link, objective, settings, [[i] for i in range(len(positions))], lists)
+        measured = measure(link, objective, settings, [[i] for i in range(len(positions))], [updates, params, grads])
         settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, measured, strict=True)]
-    updates, inputs, gradients = lists
-    if objective.members is not None and not link.concat_params:
-        settings = [_per_member(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
-    if any(tensor.dim() == 0 for tensor in updates or ()):
-        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
-    return positions, HookArguments(updates or [], inputs or [], gradients, loss, states, settings)
+    settings = _fit_settings(settings, updates, per_member=objective.members is not None and not link.concat_params)
+    return positions, HookArguments(updates, params, grads, loss, states, settings)
+
+
+def _concatenate(updates: Tensors, params: Tensors, grads: Tensors | None) -> tuple[Tensors, Tensors, Tensors | None]:
+    """Return updates, parameters and gradients as one vector each, complex numbers as pairs of reals.
+
+    Args:
+        updates: The updates of all parameters.
+        params: The parameters.
+        grads: Their gradients, or None.
+    """
+
+    def join(column: Tensors) -> Tensors:
+        return [to_vector(list(map(as_real, column)))]
+
+    return join(updates), join([param.detach() for param in params]), None if grads is None else join(grads)
+
+
+def _pick_present(
+    link: TensorTransform,
+    objective: Objective,
+    columns: tuple[Tensors, Tensors, Tensors | None],
+    positions: Sequence[int],
+) -> tuple[Tensors, Tensors, Tensors | None]:
+    """Return the updates, parameters and gradients at some positions, as the link's hooks get them.
+
+    Args:
+        link: The link; pointwise ones get complex numbers as pairs of reals.
+        objective: The objective; parameters of a differentiable step are copied.
+        columns: The updates, parameters and gradients of all parameters.
+        positions: The positions of the parameters with a gradient.
+    """
+    updates, params, grads = columns
+
+    def pick(column: Tensors) -> Tensors:
+        return [as_real(column[i]) if link.elementwise else column[i] for i in positions]
+
+    if objective.differentiable:
+        params = [param.clone() for param in params]
+    return pick(updates), pick(params), None if grads is None else pick(grads)
 
 
 def show_arguments(
@@ -235,6 +261,21 @@ def _group_equal(settings: SettingsList) -> list[list[int]]:
         else:
             groups.append([i])
     return groups
+
+
+def _fit_settings(settings: SettingsList, updates: Tensors, per_member: bool) -> SettingsList:
+    """Return settings that broadcast with the updates and do not promote them.
+
+    Args:
+        settings: The settings of each parameter.
+        updates: The updates.
+        per_member: Whether the first axis of updates is the members of a population.
+    """
+    if per_member:
+        settings = [_per_member(own, tensor) for own, tensor in zip(settings, updates, strict=True)]
+    if any(tensor.dim() == 0 for tensor in updates):
+        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, updates, strict=True)]
+    return settings
 
 
 def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:
