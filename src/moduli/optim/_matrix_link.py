@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..axes import ModelAxes, from_labels
 from ..layout import suggest_name
-from .forms.members import OutOfPlace, flatten_tensors, unflatten_tensors
+from ._vectorize import OutOfPlace, flatten_tensors, unflatten_tensors
 from .matrix_view import USES, MatrixView, Words, is_named, list_words, matrix_view, parse_matrix
 
 if TYPE_CHECKING:
