@@ -166,6 +166,17 @@ def _scale_members(own: Any, value: Any, exported: Any) -> Any:
 
 def export_settings(links: Iterable[Module]) -> dict[str, Any]:
     """Return the settings that torch's schedulers expect in every group, if the links agree on them."""
+    out: dict[str, Any] = {}
+    for key, (first, *others) in _collect_exported(links).items():
+        alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
+        if alike and isinstance(first, float | int | tuple | Tensor):
+            # For one number per member, the largest.
+            out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
+    return out
+
+
+def _collect_exported(links: Iterable[Module]) -> dict[str, list[Any]]:
+    """Return the values that links have of settings, and of aliases of several settings, which torch's schedulers expect."""
     values: dict[str, list[Any]] = {}
     for link in links:
         for key in _EXPORTED:
@@ -174,13 +185,7 @@ def export_settings(links: Iterable[Module]) -> dict[str, Any]:
         for key, names in link.aliases.items():
             if len(names) > 1 and all(name in link.defaults for name in names):
                 values.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
-    out: dict[str, Any] = {}
-    for key, (first, *others) in values.items():
-        alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
-        if alike and isinstance(first, float | int | tuple | Tensor):
-            # For one number per member, the largest.
-            out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
-    return out
+    return values
 
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int | None = None) -> None:
@@ -258,11 +263,10 @@ def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequenc
     names = {} if model is None else {id(param): name for name, param in named_parameters(model)}
     missing = next((i for i in bare if id(items[i]) not in names), None)
     if missing is not None:
-        what = (
-            f"parameter {missing} of the group (shape {tuple(items[missing].shape)}) has no name, and the others have"
-        )
+        shape = tuple(items[missing].shape)
+        what = f"parameter {missing} of the group (shape {shape}) has no name, and the others have"
         remedy = "give pairs, {'params': [(\"head.weight\", param)]}"
-        remedy += "" if model is None else ", or assign it to the module before, which names it"
+        remedy += ", or assign it to the module before, which names it" * (model is not None)
         raise ValueError(f"{what}; names address the saved state: {remedy}")
     return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
 

@@ -100,8 +100,7 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, sharded: bool) -> Callab
 
 
 def _check_population_reduction(reduce: Any, population: Population) -> None:
-    """Raise ChainError for losses of a population that would be reduced over processes that do not share its members."""
-    # Gradients and losses of a sharded population are those of the members here.
+    """Raise ChainError unless the population is sharded: its gradients and losses are those of the members here."""
     if reduce != "auto" or population.sharding is None:
         raise ChainError("spread a population over processes with pop.shard(mesh); reduce=None if each has its own")
 
