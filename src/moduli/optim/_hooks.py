@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,16 +59,20 @@ def gather_arguments(
         owned: Whether the hooks may write into the update.
     """
     loss = objective.get_loss(backward=True) if link.uses_loss else None
-    tensors = objective.get_updates() if owned else objective.peek_updates()
-    columns = tensors, objective.params, objective.get_grads() if link.uses_grad else None
+    updates = objective.get_updates() if owned else objective.peek_updates()
+    params, grads = objective.params, objective.get_grads() if link.uses_grad else None
+    convert: Callable[[Tensors], Tensors]
     if link.concat_params:
-        link.check_shared(objective.params)
-        updates, params, grads = _concatenate(*columns)
+        link.check_shared(params)
+        params, convert = list(map(Tensor.detach, params)), _concatenate
         states, settings, positions = states[:1], settings[:1], [0]
     else:
-        positions = [i for i in range(len(tensors)) if objective.present is None or objective.present[i]]
+        positions = objective.list_present()
         states, settings = [states[i] for i in positions], [settings[i] for i in positions]
-        updates, params, grads = _pick_present(link, objective, columns, positions)
+        if objective.differentiable:
+            params = list(map(Tensor.clone, params))
+        convert = partial(_pick, positions=positions, real=link.elementwise)
+    updates, params, grads = convert(updates), convert(params), None if grads is None else convert(grads)
     if link.finds_numbers():
         measured = measure(link, objective, settings, [[i] for i in range(len(positions))], [updates, params, grads])
         settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, measured, strict=True)]
@@ -75,43 +80,21 @@ def gather_arguments(
     return positions, HookArguments(updates, params, grads, loss, states, settings)
 
 
-def _concatenate(updates: Tensors, params: Tensors, grads: Tensors | None) -> tuple[Tensors, Tensors, Tensors | None]:
-    """Return updates, parameters and gradients as one vector each, complex numbers as pairs of reals.
+def _concatenate(tensors: Tensors) -> Tensors:
+    """Return tensors as one vector, complex numbers as pairs of reals."""
+    return [to_vector(list(map(as_real, tensors)))]
+
+
+def _pick(tensors: Tensors, positions: Sequence[int], real: bool) -> Tensors:
+    """Return the tensors at some positions.
 
     Args:
-        updates: The updates of all parameters.
-        params: The parameters.
-        grads: Their gradients, or None.
+        tensors: The tensors.
+        positions: The positions.
+        real: Whether complex numbers are converted to pairs of reals.
     """
-
-    def join(column: Tensors) -> Tensors:
-        return [to_vector(list(map(as_real, column)))]
-
-    return join(updates), join([param.detach() for param in params]), None if grads is None else join(grads)
-
-
-def _pick_present(
-    link: TensorTransform,
-    objective: Objective,
-    columns: tuple[Tensors, Tensors, Tensors | None],
-    positions: Sequence[int],
-) -> tuple[Tensors, Tensors, Tensors | None]:
-    """Return the updates, parameters and gradients at some positions, as the link's hooks get them.
-
-    Args:
-        link: The link; pointwise ones get complex numbers as pairs of reals.
-        objective: The objective; parameters of a differentiable step are copied.
-        columns: The updates, parameters and gradients of all parameters.
-        positions: The positions of the parameters with a gradient.
-    """
-    updates, params, grads = columns
-
-    def pick(column: Tensors) -> Tensors:
-        return [as_real(column[i]) if link.elementwise else column[i] for i in positions]
-
-    if objective.differentiable:
-        params = [param.clone() for param in params]
-    return pick(updates), pick(params), None if grads is None else pick(grads)
+    picked = [tensors[i] for i in positions]
+    return list(map(as_real, picked)) if real else picked
 
 
 def show_arguments(
