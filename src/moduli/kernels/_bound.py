@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from os import environ
 from typing import TYPE_CHECKING, Any
 
@@ -159,16 +160,11 @@ class WarmCall:
         self._sizes = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0])
         self._numbers = piece.numbers or ((0.0,) if not request.scalars else ())
         # Storages of bound lists are referenced, so that their memory is not freed if a tensor's `.data` is replaced.
-        fixed = [own for role, own in enumerate(request.roles) if role not in given]
-        self._storages = [tensor.untyped_storage() for own in fixed for tensor in own]
+        bound = (own for role, own in enumerate(request.roles) if role not in given)
+        self._storages = [tensor.untyped_storage() for tensor in chain.from_iterable(bound)]
         self._lazy = [k for k, role in enumerate(given) if role not in plan.private]
         self._counted = [k for k in self._lazy if given[k] in plan.written]
-        # The columns of the kernel: the roles, then for each output the role that it overwrites.
-        over = [output.role or 0 for output in plan.outputs]
-        roles = [*range(plan.roles), *over]
-        position = {role: k for k, role in enumerate(given)}
-        columns = [(role, position.get(role, -1)) for role in roles]
-        self._checked = _CheckedTable(plan, state, given, facts, columns, runtime)
+        self._checked = _CheckedTable(plan, state, given, facts, runtime)
         # The positions of norms among the scalars, and of their lists among the passed ones.
         self._norms: list[tuple[int, int, CompiledReduction]] = []
         numbered = [name for name, mark in zip(request.fused.names, request.marks, strict=True) if mark in _SCALARS]
@@ -178,10 +174,11 @@ class WarmCall:
             reduction = CompiledReduction(tensors, runtime, runtime.facts(tensors) or facts)
             self._norms.append((numbered.index(name), 8 * plan.count * k, reduction))
         # The returned lists: of a role, passed at the call or bound.
-        returned = [at if kind == "role" else over[at] for kind, at in plan.graph.results]
+        position = dict(zip(given, range(len(given)), strict=True))
+        returned = [at if kind == "role" else plan.outputs[at].role or 0 for kind, at in plan.graph.results]
         self._returned = [(request.given[role], position.get(role)) for role in returned]
         self._single, self._squares = plan.graph.single, plan.squares
-        self._now, self._blank = bytes(8 * plan.count * len(given)), bytes(8 * len(roles))
+        self._now, self._blank = bytes(8 * plan.count * len(given)), bytes(8 * (plan.roles + len(plan.outputs)))
 
     def run(self, args: Sequence[Any], bound: Bound) -> Any:
         """Run with these lists and scalars; return `DIFFERENT`, with nothing done, if anything differs from the call before.
@@ -189,16 +186,8 @@ class WarmCall:
         Partial sums of squares are stored in the bound call.
         """
         lists, numbers = tuple(map(tuple, args[: self._lists])), args[self._lists :]
-        if not (_NUMBERS.issuperset(map(type, numbers)) and self._lengths.issuperset(map(len, lists))):
+        if self._differs(lists, numbers):
             return DIFFERENT
-        if torch.is_grad_enabled() or len(args) != self._arguments or is_transformed() or has_dispatch_mode():
-            return DIFFERENT
-        setting = environ[SETTING] if SETTING_KEY in VARIABLES else None
-        if (setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()) != self._surroundings:
-            return DIFFERENT
-        for find_changed, names in self._reads:
-            if find_changed(*names) >= 0:
-                return DIFFERENT
         now, table = array("Q", self._now), array("Q", self._blank)
         columns = table.buffer_info()[0]
         try:
@@ -225,6 +214,19 @@ class WarmCall:
             return None
         return arrange_results([own if k is None else args[k] for own, k in self._returned], self._single)
 
+    def _differs(self, lists: Sequence[Sequence[torch.Tensor]], numbers: Sequence[Any]) -> bool:
+        """Return whether arguments differ in number or type, or a mode, a setting or a global that the function reads."""
+        if not (_NUMBERS.issuperset(map(type, numbers)) and self._lengths.issuperset(map(len, lists))):
+            return True
+        if torch.is_grad_enabled() or is_transformed() or has_dispatch_mode():
+            return True
+        for find_changed, names in self._reads:
+            if find_changed(*names) >= 0:
+                return True
+        setting = environ[SETTING] if SETTING_KEY in VARIABLES else None
+        surroundings = setting, torch.is_inference_mode_enabled(), torch.get_default_dtype()
+        return surroundings != self._surroundings or len(lists) + len(numbers) != self._arguments
+
 
 class _CheckedTable:
     """The addresses and layouts that the reader compares lists with, in arrays that this object keeps alive.
@@ -234,7 +236,6 @@ class _CheckedTable:
         state: The addresses of its lists.
         given: The roles that are given at each call.
         facts: What their tensors look like.
-        columns: For each column of the kernel its role, and its position among the given ones or -1.
         runtime: The compiled reader.
     """
 
@@ -244,11 +245,13 @@ class _CheckedTable:
         state: PlanState,
         given: Sequence[int],
         facts: array[int],
-        columns: Sequence[tuple[int, int]],
         runtime: Runtime,
     ) -> None:
         ranges = state.written or Ranges(*[np.empty(0, np.uint64)] * 3)
-        self._fixed = [np.ascontiguousarray(state.columns[role]) for role, _ in columns]
+        # The columns of the kernel: the roles, then for each output the role that it overwrites.
+        columns = [*range(plan.roles), *(output.role or 0 for output in plan.outputs)]
+        position = dict(zip(given, range(len(given)), strict=True))
+        self._fixed = [np.ascontiguousarray(state.columns[role]) for role in columns]
         arrays: dict[str, Any] = {
             "lengths": array("q", [plan.count] * len(given)),
             "known": facts,
@@ -258,7 +261,7 @@ class _CheckedTable:
             "begin": ranges.begin,
             "end": ranges.end,
             "fixed": array("Q", [column.ctypes.data for column in self._fixed]),
-            "source": array("q", [k for _, k in columns]),
+            "source": array("q", [position.get(role, -1) for role in columns]),
         }
         self._arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         self._table = WarmTable(

@@ -72,13 +72,8 @@ def explain_error(
     """
     where = f"{type(link).__name__}.{name_hook(link, hook)}, for parameter {param}"
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
-        key = error.args[0]
-        if key in state or key in setting or " " in key:
-            return None
-        present = f"the state has {', '.join(state) or 'nothing'}, the settings are {', '.join(setting) or 'none'}"
-        beginning = "begin" if hasattr(link, "begin") else "single_tensor_initialize"
-        remedy = f"a setting is an attribute of the class, `{key}: float = ...`, and state is made in {beginning}"
-        return KeyError(f"{where}: there is neither state nor a setting {key!r} ({present}); {remedy}")
+        text = _explain_missing(error.args[0], link, state, setting)
+        return None if text is None else KeyError(f"{where}: {text}")
     if isinstance(error, RuntimeError):
         if not in_transform() or "vmap" not in str(error):
             return None
@@ -92,6 +87,23 @@ def explain_error(
         what = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} None"
         return TypeError(f"{where}: {error}; {what} unless the class of the link declares {declarations}")
     return None
+
+
+def _explain_missing(key: str, link: Module, state: Mapping[str, Any], setting: Mapping[str, Any]) -> str | None:
+    """Return a message for a name that a hook looked up in its state or settings; None if it is in one of them.
+
+    Args:
+        key: The name.
+        link: The link.
+        state: The state, as passed to the hook.
+        setting: The settings, as passed to the hook.
+    """
+    if key in state or key in setting or " " in key:
+        return None
+    present = f"the state has {', '.join(state) or 'nothing'}, the settings are {', '.join(setting) or 'none'}"
+    beginning = "begin" if hasattr(link, "begin") else "single_tensor_initialize"
+    remedy = f"a setting is an attribute of the class, `{key}: float = ...`, and state is made in {beginning}"
+    return f"there is neither state nor a setting {key!r} ({present}); {remedy}"
 
 
 # For each hook the methods that the base classes in `transforms` forward it to.

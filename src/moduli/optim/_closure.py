@@ -204,11 +204,11 @@ class Evaluator:
     def _ask_user(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """Return the loss of a closure that calls backward, that returns a loss with a graph, or that leaves gradients."""
         before = list(map(_grad, params))
-        versions = [None if grad is None else grad._version for grad in before]
+        versions = _read_versions(before)
         loss = self._call(self.source)
         after = list(map(_grad, params))
         same = all(map(operator.is_, before, after))
-        if not same or versions != [None if grad is None else grad._version for grad in after]:
+        if not same or versions != _read_versions(after):
             return loss
         if isinstance(loss, Tensor) and loss.requires_grad:
             for param in params:
@@ -225,6 +225,11 @@ class Evaluator:
         elif loss is not None and all(grad is None for grad in after):
             raise ClosureError(f"the closure returned a loss without a graph, and there is no gradient: {PASS_LOSS}")
         return loss
+
+
+def _read_versions(grads: Sequence[Tensor | None]) -> list[int | None]:
+    """Return the version of each gradient, which every write increments."""
+    return [None if grad is None else grad._version for grad in grads]
 
 
 def negate_gradients(params: Iterable[Tensor]) -> None:

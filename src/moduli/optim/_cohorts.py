@@ -83,8 +83,7 @@ def make_cohorts(
         objective: The objective.
         tensors: The update so far.
     """
-    present, binding = objective.present, links[0].settings.binding
-    indices = [i for i in range(len(objective.params)) if present is None or present[i]]
+    binding, indices = links[0].settings.binding, objective.list_present()
     params = [objective.params[i] for i in indices]
     rows_by_link: list[list[dict[str, Any]]] = []
     for link in links:
@@ -101,8 +100,7 @@ def make_cohorts(
             kind.append(streamed // STREAMED)  # offloaded state is fetched in chunks of this size
             streamed += param.numel()
         for link, rows, raw in zip(links, rows_by_link, raw_by_link, strict=True):
-            kind += [id(raw[k]), *(rows[k][name] for name in link.list_numbers())]
-            kind += [(key, value.dtype) for key, value in rows[k].items() if isinstance(value, Tensor)]
+            kind += [id(raw[k]), *_describe_row(link, rows[k])]
         groups.setdefault(tuple(kind), []).append(k)
     return [
         _make_cohort(
@@ -135,6 +133,12 @@ def _read_rows(link: TensorTransform, objective: Objective, params: Sequence[Ten
                 return None
             dict.update(row, {name: read_number(number)})
     return rows
+
+
+def _describe_row(link: TensorTransform, row: Mapping[str, Any]) -> list[Any]:
+    """Return the parts of a link's row that parameters of one cohort share: its numbers, and the dtypes of its tensors."""
+    dtypes = [(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)]
+    return [*(row[name] for name in link.list_numbers()), *dtypes]
 
 
 def _make_cohort(

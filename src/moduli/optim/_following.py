@@ -7,7 +7,6 @@ A parameter that has the name of an earlier one takes its position in the groups
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_name
 from ._follow_events import describe_change, list_some
+from ._followed_groups import check_names, edit_groups, place_joined
 from ._followed_rows import (
     convert_rows,
     convert_state,
@@ -27,7 +27,7 @@ from ._followed_rows import (
     reorder_rows,
     resize_rows,
 )
-from ._groups import check_tensors, name_group, named_parameters
+from ._groups import check_tensors, named_parameters
 from ._label_order import find_moved_labels, list_parameter_axes
 from ._matrix_link import take_axes
 from ._needs import ChainError
@@ -36,6 +36,7 @@ from ._watching import PopulationWatch, watch
 from .state import PER_PARAMETER
 
 if TYPE_CHECKING:
+    from ..layout import Reorder
     from ..population import Population
     from . import Module, Optimizer
 
@@ -122,7 +123,7 @@ class Following:
         ids = {id(item[1] if isinstance(item, tuple) else item) for item in wanted}
         chosen = {param for param in self._recent if id(param) in ids} if not self.busy else set()
         if chosen:
-            _edit_groups(optimizer._group_list, Change([("", param) for param in chosen], [], [], {}, False), {})
+            edit_groups(optimizer._group_list, Change([("", param) for param in chosen], [], [], {}, False), {})
             self.named = [pair for pair in self.named if pair[1] not in chosen]
             self._watch = None
         return {**group, "params": params}
@@ -252,23 +253,9 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
         guard: Undoes everything if this fails.
     """
     links, slots, groups = [link for _, link in optimizer._links], optimizer.binding.slots, optimizer.param_groups
-    tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
-    check_tensors(tensors)
-    if any(map(is_sharded, tensors)) and any(link.rows for link in links):
-        raise ChainError(
-            f"the module has sharded parameters now ({list_some(list(change.names.values()))}), and the optimizer has state of "
-            "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
-        )
+    _check_tensors(links, change)
     _protect(optimizer, links, guard)
-    # A reordering of units is a resize, too, though the shapes are equal.
-    units = {name for name, before, after in change.replaced if RESIZED.find(before, after) is not None}
-    others = [each for each in change.replaced if each[0] not in units]
-    moved = find_moved_labels(others, following.axes, list_parameter_axes(following.model))
-    fresh = units | {
-        name
-        for name, before, after in others
-        if (moved[name] is None if name in moved else before.shape != after.shape)
-    }
+    fresh, moved = _find_reshaped(change, following)
     restarted = _restart(optimizer, links, change, fresh | moved.keys())
     resized, reordered = dict[str, list[str]](), dict[str, list[str]]()
     for name, before, after in change.replaced:
@@ -288,8 +275,8 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
     swapped = {before: after for _, before, after in change.replaced}
     for link in links:
         link.replace_params(swapped)
-    _edit_groups(groups, change, swapped)
-    pending = _place_joined(groups, change, following)
+    edit_groups(groups, change, swapped)
+    pending = place_joined(groups, change, following)
     slots.name_params(groups)
     optimizer.binding.writes.add()
     optimizer._carried = None
@@ -297,10 +284,35 @@ def _apply_change(optimizer: Optimizer, change: Change, following: Following, gu
         optimizer.add_param_group(group)
         if "name" not in group:
             following.default = groups[-1]
-    _check_names(groups)
+    check_names(groups)
     optimizer._find_shards()
     _attach(optimizer, links, find_sizes(change.replaced))
     return describe_change(optimizer, change, fresh, resized, reordered, restarted)
+
+
+def _check_tensors(links: Sequence[Module], change: Change) -> None:
+    """Raise an error for new parameters without memory, and for sharded ones if links have state of whole ones."""
+    tensors = [after for _, _, after in change.replaced] + [param for _, param in change.joined]
+    check_tensors(tensors)
+    if any(map(is_sharded, tensors)) and any(link.rows for link in links):
+        raise ChainError(
+            f"the module has sharded parameters now ({list_some(list(change.names.values()))}), and the optimizer has state of "
+            "whole ones; shard the module before the first step, or make a new Optimizer and load the state_dict() of this one"
+        )
+
+
+def _find_reshaped(change: Change, following: Following) -> tuple[set[str], dict[str, Reorder | None]]:
+    """Return the names of resized parameters and of those with another shape, and how labels of others were reordered."""
+    # A reordering of units is a resize, too, though the shapes are equal.
+    units = {name for name, before, after in change.replaced if RESIZED.find(before, after) is not None}
+    others = [each for each in change.replaced if each[0] not in units]
+    moved = find_moved_labels(others, following.axes, list_parameter_axes(following.model))
+    fresh = {
+        name
+        for name, before, after in others
+        if (moved[name] is None if name in moved else before.shape != after.shape)
+    }
+    return units | fresh, moved
 
 
 def _protect(optimizer: Optimizer, links: Sequence[Module], guard: Guard) -> None:
@@ -338,68 +350,30 @@ def _restart(optimizer: Optimizer, links: Sequence[Module], change: Change, fres
     """
     names = {name for name, _ in change.left} | {name for name, _, _ in change.replaced}
     active = [param for param in optimizer.list_params() if param.requires_grad]
+    grown = any(param.requires_grad for _, param in change.joined)
     restarted: list[str] = []
     for link in links:
         in_vector = [part.rpartition(":")[0] for part in link.global_state.get(VECTOR, ())]
-        lacks_new = len(in_vector) == len(active) and any(param.requires_grad for _, param in change.joined)
+        lacks_new = grown and len(in_vector) == len(active)
         outside = link.keeps_outside and bool(fresh)
         if outside or (in_vector and (lacks_new or names & set(in_vector))):
             link.reset()
             restarted.append(type(link).__name__)
-        # Other placeholders belong to a parameter by its position, or to all parameters.
-        shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
-        if shared and (names or any(param.requires_grad for _, param in change.joined)):
-            for key in shared:
-                del link._stand_ins[key]
-            for child in link.children.values():
-                child.reset()
-            restarted += [type(child).__name__ for child in link.children.values()]
+        if names or grown:
+            restarted += _drop_placeholders(link)
     return restarted
 
 
-def _edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapping[Tensor, Tensor]) -> None:
-    """Remove, replace and rename parameters in the lists of the groups, which stay the same objects."""
-    gone = {param for _, param in change.left}
-    for group in groups:
-        params, names = group["params"], list(group.get("param_names", ()))
-        pairs = list(zip(params, names, strict=False))
-        rest = params[len(names) :]  # unnamed parameters, added by a program
-        stay = [(swapped.get(param, param), name) for param, name in pairs if param not in gone]
-        params[:] = [param for param, _ in stay] + [swapped.get(param, param) for param in rest if param not in gone]
-        if names:
-            group["param_names"] = [change.names.get(param, name) for param, name in stay]
-
-
-def _place_joined(groups: Sequence[dict[str, Any]], change: Change, following: Following) -> list[dict[str, Any]]:
-    """Put new parameters into the groups of their patterns; return the new groups that some of them need."""
-    patterns, pending = following.patterns, dict[str | None, dict[str, Any]]()
-    for name, param in change.joined:
-        key = tuple(pattern for pattern in patterns if match_name(name, [pattern]))
-        title = name_group(key)
-        named = [group for group in groups if title is not None and group.get("name") == title]
-        named += [group for group in groups if title is None and group is following.default]
-        group = next(iter(named if patterns else [*named, *groups]), None)
-        if group is not None:
-            group["params"].insert(len(group.get("param_names", ())), param)
-            group["param_names"] = [*group.get("param_names", ()), name]
-            continue
-        if title not in pending:
-            pending[title] = {"params": [], **({} if title is None else {"name": title})}
-            for pattern in key:
-                pending[title].update(patterns[pattern])
-        pending[title]["params"].append((name, param))
-    return list(pending.values())
-
-
-def _check_names(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if two parameters have the same name."""
-    names = [name for group in groups for name in group.get("param_names", ())]
-    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
-    if count > 1:
-        raise ValueError(
-            f"the module has a new parameter {name!r}, and a group has another one with this name; names address the saved "
-            "state: remove that one from the group, or give it another name"
-        )
+def _drop_placeholders(link: Module) -> list[str]:
+    """Drop placeholders that belong to all parameters, or to one by its position; return the names of the reset children."""
+    shared = [key for key in link._stand_ins if not key.startswith(PER_PARAMETER)]
+    if not shared:
+        return []
+    for key in shared:
+        del link._stand_ins[key]
+    for child in link.children.values():
+        child.reset()
+    return [type(child).__name__ for child in link.children.values()]
 
 
 def _attach(optimizer: Optimizer, links: Sequence[Module], sizes: Mapping[str, int]) -> None:

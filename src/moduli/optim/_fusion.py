@@ -142,16 +142,10 @@ class FusedRun:
         grads = objective.get_grads() if self._grads else None
         settings_now: list[Sequence[Mapping[str, Any]]] = []
         for cohort in self._cohorts:
-            if cohort.steady is None:
-                cohort.steady = _CONSTANT_TYPES.issuperset(map(type, chain(*map(dict.values, cohort.raw))))
-            step = objective.current_step if cohort.steady else self._find_step(objective, cohort)
-            settings = cohort.raw if cohort.steady else [current(raw, step) for raw in cohort.raw]
-            settings_now.append(settings)
-            scheduled = (
-                () if cohort.steady or objective.members is None else chain(*(setting.values() for setting in settings))
-            )
-            if any(map(is_per_member, scheduled)):
+            settings = cohort.raw if cohort.steady else self._evaluate_settings(objective, cohort)
+            if settings is None:
                 return self._run_unfused(objective)
+            settings_now.append(settings)
         measured = [_NORM] if self._finds_norm else []
         if self._measures and not self._finds_norm:
             measured = self._measure(objective, [tensors, objective.params, grads], settings_now)
@@ -167,10 +161,17 @@ class FusedRun:
             objective.updates = updates
         return objective
 
-    def _find_step(self, objective: Objective, cohort: Cohort) -> int | Tensor:
-        """Return the step at which schedules are evaluated: a tensor on the device if steps can be captured."""
+    def _evaluate_settings(self, objective: Objective, cohort: Cohort) -> Sequence[Mapping[str, Any]] | None:
+        """Return the settings of each link at this step; None if a schedule returns a number for each member."""
+        if cohort.steady is None:
+            cohort.steady = _CONSTANT_TYPES.issuperset(map(type, chain(*map(dict.values, cohort.raw))))
+        if cohort.steady:
+            return cohort.raw
         steps, step = self._binding.device_steps, objective.current_step
-        return step if steps is None else steps.find(cohort.params[0].device, step)
+        now = step if steps is None else steps.find(cohort.params[0].device, step)
+        settings = [current(raw, now) for raw in cohort.raw]
+        scheduled = () if objective.members is None else chain(*(setting.values() for setting in settings))
+        return None if any(map(is_per_member, scheduled)) else settings
 
     def _measure(
         self, objective: Objective, lists: list[Any], settings_now: list[Sequence[Mapping[str, Any]]]
@@ -214,29 +215,12 @@ class FusedRun:
             lists: The update, the gradient, and the list for the results, None if the pass moves the parameters.
         """
         tensors, grads, updates = lists
-        scalars: list[Any] = []
-        advanced: dict[int, dict[str, Any]] = {}
-        for k, (link, setting) in enumerate(zip(self.links, settings, strict=True)):
-            split, measures = cohort.splits[k], measured if k == 0 else {}
-            if split is None or split.setting is not setting or split.measured != tuple(measures):
-                split = self._split_settings(cohort, k, setting, tuple(measures))
-            scalars += split.scalars
-            if not self._finds_norm:
-                scalars += measures.values()
-            if link.numbers:
-                advanced[k] = advance_copies(link, cohort.numbers[k], {**setting, **measures})
-                scalars += advanced[k].values()
-            elif link.counts:
-                count = cohort.numbers[k]["step"] + 1
-                advanced[k] = {"step": count}
-                scalars.append(count)
+        scalars, advanced = self._find_scalars(cohort, settings, measured)
         bound = self._find_bound(cohort, settings, measured, updates is None)
-        params: list[Tensor] = cohort.params
-        covers_all = len(cohort.indices) == len(tensors)
-        chosen = tensors if covers_all and type(tensors) is list else [tensors[i] for i in cohort.indices]
+        params, chosen = cohort.params, _pick(cohort, tensors)
         columns: list[Sequence[Tensor]] = [params, chosen]
         if self._grads and grads is not None:
-            columns.append([grads[i] for i in cohort.indices])
+            columns.append(_pick(cohort, grads))
         if updates is not None:
             columns.append(self._choose_results(cohort, chosen, owned, updates))
         if params[0].is_complex():
@@ -257,6 +241,34 @@ class FusedRun:
             cohort.numbers[k] = changed
             for row in cohort.rows[k]:
                 dict.update(row, changed)  # not counted as a change of the row
+
+    def _find_scalars(
+        self, cohort: Cohort, settings: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[int, dict[str, Any]]]:
+        """Return the scalars of a pass, and the advanced numbers of the links, by position.
+
+        Args:
+            cohort: The cohort.
+            settings: The settings of each link at this step.
+            measured: The measures of the first link.
+        """
+        scalars: list[Any] = []
+        advanced: dict[int, dict[str, Any]] = {}
+        for k, (link, setting) in enumerate(zip(self.links, settings, strict=True)):
+            split, measures = cohort.splits[k], measured if k == 0 else {}
+            if split is None or split.setting is not setting or split.measured != tuple(measures):
+                split = self._split_settings(cohort, k, setting, tuple(measures))
+            scalars += split.scalars
+            if not self._finds_norm:
+                scalars += measures.values()
+            if link.numbers:
+                advanced[k] = advance_copies(link, cohort.numbers[k], {**setting, **measures})
+                scalars += advanced[k].values()
+            elif link.counts:
+                count = cohort.numbers[k]["step"] + 1
+                advanced[k] = {"step": count}
+                scalars.append(count)
+        return scalars, advanced
 
     def _choose_results(
         self, cohort: Cohort, tensors: Sequence[Tensor], owned: bool, updates: list[Tensor]
@@ -311,3 +323,9 @@ class FusedRun:
             cohort.bound[key] = fused.bind(norms=norms, **states)
         cohort.last = (key, cohort.bound[key])
         return cohort.bound[key]
+
+
+def _pick(cohort: Cohort, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return those of the objective's tensors that belong to the parameters of a cohort."""
+    covers_all = len(cohort.indices) == len(tensors)
+    return tensors if covers_all and type(tensors) is list else [tensors[i] for i in cohort.indices]

@@ -166,6 +166,17 @@ def _scale_members(own: Any, value: Any, exported: Any) -> Any:
 
 def export_settings(links: Iterable[Module]) -> dict[str, Any]:
     """Return the settings that torch's schedulers expect in every group, if the links agree on them."""
+    out: dict[str, Any] = {}
+    for key, (first, *others) in _collect_exported(links).items():
+        alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
+        if alike and isinstance(first, float | int | tuple | Tensor):
+            # For one number per member, the largest.
+            out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
+    return out
+
+
+def _collect_exported(links: Iterable[Module]) -> dict[str, list[Any]]:
+    """Return the values that links have of settings, and of aliases of several settings, which torch's schedulers expect."""
     values: dict[str, list[Any]] = {}
     for link in links:
         for key in _EXPORTED:
@@ -174,13 +185,7 @@ def export_settings(links: Iterable[Module]) -> dict[str, Any]:
         for key, names in link.aliases.items():
             if len(names) > 1 and all(name in link.defaults for name in names):
                 values.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
-    out: dict[str, Any] = {}
-    for key, (first, *others) in values.items():
-        alike = all(other is first or (not isinstance(other, Tensor) and other == first) for other in others)
-        if alike and isinstance(first, float | int | tuple | Tensor):
-            # For one number per member, the largest.
-            out[key] = float(torch.as_tensor(first).max()) if is_per_member(first) else first
-    return out
+    return values
 
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module], members: int | None = None) -> None:
@@ -258,11 +263,10 @@ def _name_items(items: list[Any], model: torch.nn.Module | None, others: Sequenc
     names = {} if model is None else {id(param): name for name, param in named_parameters(model)}
     missing = next((i for i in bare if id(items[i]) not in names), None)
     if missing is not None:
-        what = (
-            f"parameter {missing} of the group (shape {tuple(items[missing].shape)}) has no name, and the others have"
-        )
+        shape = tuple(items[missing].shape)
+        what = f"parameter {missing} of the group (shape {shape}) has no name, and the others have"
         remedy = "give pairs, {'params': [(\"head.weight\", param)]}"
-        remedy += "" if model is None else ", or assign it to the module before, which names it"
+        remedy += ", or assign it to the module before, which names it" * (model is not None)
         raise ValueError(f"{what}; names address the saved state: {remedy}")
     return [item if isinstance(item, tuple) else (names[id(item)], item) for item in items]
 
@@ -276,48 +280,87 @@ def check_tensors(tensors: Sequence[Tensor]) -> None:
 def prepare_group(optimizer: Optimizer, entries: Mapping[str, Any]) -> ParamGroup:
     """Return a group as torch expects it, checked against the links and the other groups."""
     links, others = [link for _, link in optimizer._links], optimizer.param_groups
-    model, exported = optimizer.model, optimizer._exported
     group = ParamGroup(entries)
     group.writes = optimizer.binding.writes
     group.missing = explain_missing(links)
+    _check_group_settings(group, links, optimizer._exported)
+    params = group.get("params", ())
+    if isinstance(params, str):
+        params = _select_ungrouped(params, optimizer.model, others)
+    if isinstance(params, set):
+        raise TypeError("parameters are given as a set, which has no order; give a list")
+    items = [params] if isinstance(params, Tensor) else list(params)
+    tensors: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
+    _check_params(tensors)
+    items = _name_items(items, optimizer.model, others)
+    group["params"] = [(unwrapped_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
+    names = [item[0] for item in group["params"] if isinstance(item, tuple)]
+    _check_memory(tensors, names)
+    resolve_lazy(tensors)
+    _check_unique([*names, *(name for other in others for name in other.get("param_names", ()))])
+    _complete_aliases(group, links, optimizer._exported)
+    return group
+
+
+def _check_group_settings(group: ParamGroup, links: Sequence[Module], exported: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings of a group that no link has, or that a link does not accept."""
     check_keys(group, links)
     check_place(group.get("offload"))
     for link in links:
         for key, value in overrides(link, group, exported).items():
             link.check_setting(key, value)
-    if isinstance(group.get("params"), str):
-        if model is None:
-            raise ValueError(f"the optimizer has to be given the module, to find {group['params']!r} in it")
-        grouped = {id(param) for other in others for param in other["params"]}
-        matching = select(named_parameters(model), group["params"])
-        group["params"] = [(name, param) for name, param in matching if id(param) not in grouped]
-        if not group["params"]:
-            raise ValueError(f"all parameters called {entries['params']!r} are in a group already")
-    params = group.get("params", ())
-    if isinstance(params, set):
-        raise TypeError("parameters are given as a set, which has no order; give a list")
-    items = [params] if isinstance(params, Tensor) else list(params)
-    tensors: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
+
+
+def _select_ungrouped(
+    pattern: str, model: torch.nn.Module | Population | None, others: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, Tensor]]:
+    """Return the named parameters that match a pattern and are in no group yet.
+
+    Args:
+        pattern: The pattern.
+        model: The module of the optimizer, which has the names.
+        others: The groups of the optimizer.
+
+    Raises:
+        ValueError: There is no module, or all of these parameters are in groups.
+    """
+    if model is None:
+        raise ValueError(f"the optimizer has to be given the module, to find {pattern!r} in it")
+    grouped = {id(param) for other in others for param in other["params"]}
+    matching = [(name, param) for name, param in select(named_parameters(model), pattern) if id(param) not in grouped]
+    if not matching:
+        raise ValueError(f"all parameters called {pattern!r} are in a group already")
+    return matching
+
+
+def _check_params(tensors: Sequence[Any]) -> None:
+    """Raise TypeError or ValueError if a group has something other than tensors with memory, each once."""
     if wrong := [type(tensor).__name__ for tensor in tensors if not isinstance(tensor, Tensor)]:
         raise TypeError(f"parameters are tensors, or (name, tensor) pairs; got a {wrong[0]}")
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
     check_tensors(tensors)
-    items = _name_items(items, model, others)
-    group["params"] = [(unwrapped_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in items]
-    names = [item[0] for item in group["params"] if isinstance(item, tuple)]
+
+
+def _check_memory(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise ValueError for trained parameters whose elements share memory; `names` has all names, or fewer."""
     for i, tensor in enumerate(tensors):
         if tensor.requires_grad and is_expanded(tensor):
             which = repr(names[i]) if len(names) == len(tensors) else f"{i} of a group"
             raise ValueError(
                 f"parameter {which} is expanded: its elements share memory, so it can't be moved; clone() it"
             )
-    resolve_lazy(tensors)
-    names += [name for other in others for name in other.get("param_names", ())]
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    """Raise ValueError if two parameters have the same name."""
     name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     if count > 1:
         raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
+
+
+def _complete_aliases(group: ParamGroup, links: Sequence[Module], exported: Mapping[str, Any]) -> None:
+    """Add to a group the aliases of several settings, such as "betas", of which it sets a part."""
     for key, parts in ((key, parts) for link in links for key, parts in link.aliases.items()):
         if key not in group and any(part in group for part in parts) and key in exported:
             group[key] = tuple(group.get(part, old) for part, old in zip(parts, exported[key], strict=True))
-    return group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,34 +59,42 @@ def gather_arguments(
         owned: Whether the hooks may write into the update.
     """
     loss = objective.get_loss(backward=True) if link.uses_loss else None
-    tensors = objective.get_updates() if owned else objective.peek_updates()
-    grads = objective.get_grads() if link.uses_grad else None
-    params = objective.params
+    updates = objective.get_updates() if owned else objective.peek_updates()
+    params, grads = objective.params, objective.get_grads() if link.uses_grad else None
+    convert: Callable[[Tensors], Tensors]
     if link.concat_params:
         link.check_shared(params)
-        params = [param.detach() for param in params]
-        lists = [
-            None if column is None else [to_vector(list(map(as_real, column)))] for column in (tensors, params, grads)
-        ]
+        params, convert = list(map(Tensor.detach, params)), _concatenate
         states, settings, positions = states[:1], settings[:1], [0]
     else:
-        positions = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
+        positions = objective.list_present()
         states, settings = [states[i] for i in positions], [settings[i] for i in positions]
         if objective.differentiable:
-            params = [param.clone() for param in params]
-        real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
-        lists = [
-            None if column is None else [real(column[i]) for i in positions] for column in (tensors, params, grads)
-        ]
+            params = list(map(Tensor.clone, params))
+        convert = partial(_pick, positions=positions, real=link.elementwise)
+    updates, params, grads = convert(updates), convert(params), None if grads is None else convert(grads)
     if link.finds_numbers():
-        measured = measure(link, objective, settings, [[i] for i in range(len(positions))], lists)
+        measured = measure(link, objective, settings, [[i] for i in range(len(positions))], [updates, params, grads])
         settings = [{**own, **numbers} if numbers else own for own, numbers in zip(settings, measured, strict=True)]
-    updates, inputs, gradients = lists
-    if objective.members is not None and not link.concat_params:
-        settings = [_per_member(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
-    if any(tensor.dim() == 0 for tensor in updates or ()):
-        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, updates or [], strict=True)]
-    return positions, HookArguments(updates or [], inputs or [], gradients, loss, states, settings)
+    settings = _fit_settings(settings, updates, per_member=objective.members is not None and not link.concat_params)
+    return positions, HookArguments(updates, params, grads, loss, states, settings)
+
+
+def _concatenate(tensors: Tensors) -> Tensors:
+    """Return tensors as one vector, complex numbers as pairs of reals."""
+    return [to_vector(list(map(as_real, tensors)))]
+
+
+def _pick(tensors: Tensors, positions: Sequence[int], real: bool) -> Tensors:
+    """Return the tensors at some positions.
+
+    Args:
+        tensors: The tensors.
+        positions: The positions.
+        real: Whether complex numbers are converted to pairs of reals.
+    """
+    picked = [tensors[i] for i in positions]
+    return list(map(as_real, picked)) if real else picked
 
 
 def show_arguments(
@@ -235,6 +244,21 @@ def _group_equal(settings: SettingsList) -> list[list[int]]:
         else:
             groups.append([i])
     return groups
+
+
+def _fit_settings(settings: SettingsList, updates: Tensors, per_member: bool) -> SettingsList:
+    """Return settings that broadcast with the updates and do not promote them.
+
+    Args:
+        settings: The settings of each parameter.
+        updates: The updates.
+        per_member: Whether the first axis of updates is the members of a population.
+    """
+    if per_member:
+        settings = [_per_member(own, tensor) for own, tensor in zip(settings, updates, strict=True)]
+    if any(tensor.dim() == 0 for tensor in updates):
+        settings = [_fit_numbers(own, tensor) for own, tensor in zip(settings, updates, strict=True)]
+    return settings
 
 
 def _per_member(setting: SettingValues, tensor: Tensor) -> SettingValues:

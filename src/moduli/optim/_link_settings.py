@@ -36,7 +36,7 @@ class LinkSettings:
         Returns:
             This link.
         """
-        name, binding = type(self).__name__, self.settings.binding
+        name = type(self).__name__
         entries = [param_groups] if isinstance(param_groups, Mapping | Tensor) else list(param_groups)
         for entry in entries:
             if not isinstance(entry, Mapping):
@@ -44,15 +44,7 @@ class LinkSettings:
                 raise TypeError(f"{name}.set_param_groups takes dictionaries with 'params' and settings, {what}")
         groups = [dict(entry) for entry in entries]
         for group in groups:
-            if "params" not in group:
-                raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
-            own = {key: value for key, value in group.items() if key != "params"}
-            for key in own:
-                if key not in self.defaults and key not in self.aliases:
-                    raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
-            check_values(name, own, binding.members)
-            for key, value in self.resolve_aliases(own).items():
-                self.check_setting(key, value)
+            self._check_group(group)
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
@@ -63,6 +55,19 @@ class LinkSettings:
         if owner is not None:
             owner.relink()
         return self
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError for a group without parameters, or with settings that this link does not accept."""
+        name = type(self).__name__
+        if "params" not in group:
+            raise ValueError(f"{name}: a group needs 'params', the parameters it is for")
+        own = {key: value for key, value in group.items() if key != "params"}
+        for key in own:
+            if key not in self.defaults and key not in self.aliases:
+                raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}")
+        check_values(name, own, self.settings.binding.members)
+        for key, value in self.resolve_aliases(own).items():
+            self.check_setting(key, value)
 
     def check_setting(self, key: str, value: Any) -> None:
         """Raise TypeError or ValueError if this link's setting can't have this value."""
@@ -80,7 +85,8 @@ class LinkSettings:
         if not self.divides_params:
             for child in self.children.values():
                 child.check_shared(params, every)
-        if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
+        keys = self._list_shared(every)
+        if not params or not (keys or self.fixed_settings):
             return
         name = type(self).__name__
         first, *others = {id(raw): raw for raw in map(self.settings.raw, params)}.values()
@@ -89,12 +95,17 @@ class LinkSettings:
                 if not same({key: raw[key]}, {key: self.defaults[key]}):
                     what = f"{name} was made with {self.defaults[key]!r}, which can't be changed"
                     raise ValueError(f"a group sets {key}={raw[key]!r}, but {what}")
-        whole = every or self.vector_state or self.shared_settings is True
-        for key in tuple(self.defaults) if whole else self.shared_settings or ():  # type: ignore[union-attr]
+        for key in keys:
             for other in others:
                 if key in first and not same({key: first[key]}, {key: other[key]}):
                     what = f"{name} has one value of {key} for all parameters that it sees"
                     raise ValueError(f"{what}, but groups give it {first[key]!r} and {other[key]!r}; use m.Split")
+
+    def _list_shared(self, every: bool) -> tuple[str, ...]:
+        """Return the settings that have one value for all parameters."""
+        if every or self.vector_state or self.shared_settings is True:
+            return tuple(self.defaults)
+        return self.shared_settings or ()
 
     def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings under the link's own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""

@@ -139,12 +139,23 @@ def _explain(
         if unknown and ("unexpected keyword argument" in text or "missing" in text):
             return f"{name} has no setting {unknown[0]!r}{suggest(unknown[0], names)} (it takes {', '.join(names) or 'nothing'})"
         if "positional argument" in text and ("given" in text or "too many" in text):
-            hint = f"its settings are keywords: {', '.join(names) or 'none'}"
-            if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in names:
-                hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
-            return f"{name}({', '.join(map(repr, args))}): {hint}"
+            return _explain_positional(name, args, names)
         refused = list(schedules)
     return _refuse_schedules(cls, refused) if refused else None
+
+
+def _explain_positional(name: str, args: tuple[Any, ...], names: Sequence[str]) -> str:
+    """Return a message for a link that is constructed with positional arguments.
+
+    Args:
+        name: The name of its class.
+        args: The arguments.
+        names: The names of its settings.
+    """
+    hint = f"its settings are keywords: {', '.join(names) or 'none'}"
+    if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in names:
+        hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
+    return f"{name}({', '.join(map(repr, args))}): {hint}"
 
 
 def _refuse_schedules(cls: type, keys: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..axes import ModelAxes, from_labels
 from ..layout import suggest_name
-from .forms.members import OutOfPlace, flatten_tensors, unflatten_tensors
+from ._vectorize import OutOfPlace, flatten_tensors, unflatten_tensors
 from .matrix_view import USES, MatrixView, Words, is_named, list_words, matrix_view, parse_matrix
 
 if TYPE_CHECKING:
@@ -147,10 +147,9 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
     if axes is None:
         axes = find_own_axes(links)
     if axes is None:
-        matrix_links = [link for link in links if isinstance(link, MatrixLink)]
-        wanted = any(link.batch is not None or link.matrix is not None for link in matrix_links)
-        wanted = wanted or any(link.reads_axes for link in links)
-        return from_labels(optimizer.model) if wanted and optimizer.model is not None else None
+        if optimizer.model is None or not any(map(_wants_axes, links)):
+            return None
+        return from_labels(optimizer.model)
     slots = optimizer.binding.slots
     for param in optimizer.list_params():
         name = slots.find_name(param) or ""
@@ -162,6 +161,11 @@ def take_axes(optimizer: Optimizer, axes: ModelAxes | None) -> ModelAxes | None:
         if own.shape != shape:
             raise ValueError(f"Optimizer: {name!r} has shape {shape}, and the axes are of shape {own.shape}")
     return axes
+
+
+def _wants_axes(link: Module) -> bool:
+    """Return whether a link reads the axes of the model, or has words for them."""
+    return link.reads_axes or (isinstance(link, MatrixLink) and (link.batch is not None or link.matrix is not None))
 
 
 def find_own_axes(links: Sequence[Module]) -> ModelAxes | None:
@@ -242,7 +246,7 @@ def _map_blocks(
             return () if result is None else result, changed
 
         mapped = torch.vmap(call, (0, 0, None if block_grad is None else 0, 0), randomness="same")
-        result, states = mapped(block, block_param, block_grad, [leaf.clone() for leaf in leaves])
+        result, states = mapped(block, block_param, block_grad, list(map(Tensor.clone, leaves)))
         results.append(result if isinstance(result, Tensor) else None)
         # Results that do not depend on the batch are expanded views, but states are written to.
         rows.append(unflatten_tensors([each.contiguous() for each in states], structure_after))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,9 +64,7 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
     if optimizer.shards is not None and flat:
         rest, sent = join_rows(rest, optimizer.shards.group), {}  # each process gets the rows of its local shards
     else:
-        for i, param in enumerate(params):
-            if param.requires_grad:  # torch raises for a parameter without any tensor
-                state.setdefault(i, {REST: torch.zeros(1, device=param.device)})
+        _fill_missing(state, params)
     buffer = io.BytesIO()
     torch.save({**packed, "state": rest, SENT: sent}, buffer)
     groups = [
@@ -75,6 +73,13 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
     ]
     groups[0][REST] = buffer.getvalue()
     return {"state": state, "param_groups": groups}
+
+
+def _fill_missing(state: dict[int, dict[str, Any]], params: Sequence[Tensor]) -> None:
+    """Add a tensor for each trained parameter that has none in the state; torch would raise for it."""
+    for i, param in enumerate(params):
+        if param.requires_grad:
+            state.setdefault(i, {REST: torch.zeros(1, device=param.device)})
 
 
 def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,10 +98,14 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     state = {name: dict(row) for name, row in saved["state"].items()}
     for key, row in given["state"].items():
         state.setdefault(find_name(key), {}).update((field, value) for field, value in row.items() if field != REST)
-    sent = saved.pop(SENT, {})
-    lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
-    if lost:
-        raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")
+    _check_complete(state, saved.pop(SENT, {}))
     settings = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
     named_groups = [{**group, "params": [find_name(key) for key in group["params"]]} for group in settings]
     return {**saved, "state": state, "param_groups": named_groups}
+
+
+def _check_complete(state: Mapping[str, Mapping[str, Any]], sent: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError if the state lacks tensors that were sent to torch's tools."""
+    lost = [f"{name}: {field}" for name, row in sent.items() for field in row if field not in state.get(name, {})]
+    if lost:
+        raise ValueError(f"the state has no tensor for {', '.join(lost[:5])}; make a step before it is loaded")

@@ -8,6 +8,7 @@ numbers. A link that used these unmodified would take another step in every proc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from ._needs import Across, ChainError, Need, keeps_graph
 from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
+    from ..population import Population
     from . import Module, Optimizer
 
 
@@ -84,23 +86,33 @@ def choose_reduction(reduce: Any, optimizer: Optimizer, sharded: bool) -> Callab
         return None
     links = [link for _, link in optimizer._links]
     if optimizer.population is not None:
-        if optimizer.population.sharding is not None and reduce == "auto":
-            return None  # gradients and losses are those of the members here
-        raise ChainError("spread a population over processes with pop.shard(mesh); reduce=None if each has its own")
+        _check_population_reduction(reduce, optimizer.population)
+        return None
     if reduce == "auto":
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
         if not sharded and not isinstance(optimizer.model, torch.nn.parallel.DistributedDataParallel):
             raise ChainError("processes may differ on this loss; give the wrapped module, or reduce='mean' or None")
         reduce = "mean"
-    chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
+    chosen: Callable[[Tensor], Tensor] = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
+    _check_reduction(links, chosen)
+    return chosen
+
+
+def _check_population_reduction(reduce: Any, population: Population) -> None:
+    """Raise ChainError unless the population is sharded: its gradients and losses are those of the members here."""
+    if reduce != "auto" or population.sharding is None:
+        raise ChainError("spread a population over processes with pop.shard(mesh); reduce=None if each has its own")
+
+
+def _check_reduction(links: Sequence[Module], chosen: Callable[[Tensor], Tensor]) -> None:
+    """Raise ChainError for links with needs that a reduction does not meet."""
     for link in links:
         name = type(link).__name__
         if Need.RESIDUALS in link.needs:
             raise ChainError(f"{name} needs all residuals, and each process has its own; gather them, say reduce=None")
         if keeps_graph(link.needs) and not isinstance(chosen, OverProcesses):
             raise ChainError(f"{name} needs second derivatives, reduced by reduce='mean' or 'sum', not by a function")
-    return chosen
 
 
 def find_across(link: Module) -> Across:
@@ -197,14 +209,13 @@ class Exchange:
             wanted: The index and the box of the tensors to receive, by rank.
         """
         received: list[tuple[int, Box, Tensor]] = []
-        for dtype in sorted(
-            {tensor.dtype for tensor in shards.values()}, key=str
-        ):  # in the same order in all processes
+        # The dtypes in the same order in all processes.
+        for dtype in sorted({tensor.dtype for tensor in shards.values()}, key=str):
             out = [[t.reshape(-1) for t in tensors if t.dtype is dtype] for tensors in sends]
             lists = [[(i, box) for i, box in entries if shards[i].dtype is dtype] for entries in wanted]
             counts = [[torch.Size(box[1]).numel() for _, box in entries] for entries in lists]
             empty = torch.empty(0, dtype=dtype, device=next(iter(shards.values())).device)
-            flat = torch.cat([empty, *(t for tensors in out for t in tensors)])
+            flat = torch.cat([empty, *chain.from_iterable(out)])
             into = empty.new_empty(sum(map(sum, counts)))
             torch.distributed.all_to_all_single(
                 into.view(torch.uint8),
@@ -213,7 +224,7 @@ class Exchange:
                 [sum(t.numel() for t in tensors) * dtype.itemsize for tensors in out],
                 group=self.group,
             )
-            expected = [entry for entries in lists for entry in entries]
-            parts = torch.split(into, [count for sizes in counts for count in sizes])
-            received += [(i, box, part.view(box[1])) for (i, box), part in zip(expected, parts, strict=True)]
+            parts = torch.split(into, list(chain.from_iterable(counts)))
+            expected = zip(chain.from_iterable(lists), parts, strict=True)
+            received += [(i, box, part.view(box[1])) for (i, box), part in expected]
         return received

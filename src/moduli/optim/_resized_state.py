@@ -192,7 +192,7 @@ class _StateResizer:
         index = [None if axis is None else self.whole.index[axis] for axis in axes]
         fresh = [None if axis is None else self.whole.fresh[axis] for axis in axes]
         resized = self._apply(UnitMap(inside, index, fresh), tensor, start)
-        square = len(axes) == 2 and axes[0] == axes[1] and fresh[0] is not None
+        square = len(axes) == 2 and axes[0] == axes[1]
         if square and not isinstance(start, Tensor):
             _fill_diagonal(resized, tensor, fresh[0])
         return resized

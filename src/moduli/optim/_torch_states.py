@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,15 +117,9 @@ def read_torch(
     mapping = _ALGORITHMS[algorithm]
     entries = [(names[key], *entry) for key, row in given["state"].items() for entry in row.items()]
     for name, field, value in entries:
-        keepers = [kind for kind, own in mapping.links.items() if field in own]
-        takers = [(path, type(link).__name__) for path, link in optimizer._links if type(link).__name__ in keepers]
-        if value is None or (field == "step" and not keepers):
-            continue
-        if len(takers) != 1 and (takers or strict):
-            what = " or ".join(keepers) or "no link"
-            raise ValueError(f"the state has what {what} keeps here, but the chain has {len(takers)} of those")
-        for path, kind in takers:
-            _add_entry(packed, name, field, value, path, mapping.links[kind][field])
+        if value is not None:
+            for path, key in _find_takers(optimizer, mapping, field, strict):
+                _add_entry(packed, name, field, value, path, key)
     if strict:
         _check_groups(optimizer, algorithm, groups)
     settings = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases, "initial_lr")}
@@ -134,6 +128,26 @@ def read_torch(
         options = {key: value for key, value in _rename(mapping, group).items() if key in settings}
         packed["param_groups"].append({**options, "params": [names[key] for key in group["params"]]})
     return {**packed, "num_evaluations": packed["current_step"]}
+
+
+def _find_takers(optimizer: Optimizer, algorithm: _Algorithm, field: str, strict: bool) -> list[tuple[str, str]]:
+    """Return the paths of the links that store an entry of torch's state, with its name there.
+
+    Args:
+        optimizer: The optimizer.
+        algorithm: The algorithm of torch's optimizer.
+        field: The name of the entry.
+        strict: Whether an entry that no link stores raises ValueError.
+    """
+    keepers = {kind: own[field] for kind, own in algorithm.links.items() if field in own}
+    kinds = [(path, type(link).__name__) for path, link in optimizer._links]
+    takers = [(path, keepers[kind]) for path, kind in kinds if kind in keepers]
+    if field == "step" and not keepers:
+        return []
+    if len(takers) != 1 and (takers or strict):
+        what = " or ".join(keepers) or "no link"
+        raise ValueError(f"the state has what {what} keeps here, but the chain has {len(takers)} of those")
+    return takers
 
 
 def _rename(algorithm: _Algorithm, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,12 +243,7 @@ def write_torch(optimizer: Optimizer, strict: bool) -> dict[str, Any]:
     """
     links = dict(optimizer._links)
     kinds = {type(link).__name__ for link in links.values()}
-    name = next((name for name, each in _ALGORITHMS.items() if (each.marks or set(each.links)) <= kinds), None)
-    if name is None or optimizer.population is not None:
-        raise ValueError(
-            f"the chain {', '.join(type(link).__name__ for link in optimizer.modules)} is none of torch's optimizers: "
-            f"{', '.join(_ALGORITHMS)}, for one model"
-        )
+    name = _recognise_chain(optimizer, kinds)
     algorithm = _ALGORITHMS[name]
     extra = kinds - set(algorithm.links) - algorithm.beside - {"WeightDecay", "LR", "Chain"}
     if extra and strict:
@@ -248,6 +257,17 @@ def write_torch(optimizer: Optimizer, strict: bool) -> dict[str, Any]:
     for group in optimizer.param_groups:
         groups.append({**_write_group(name, optimizer, group), "params": [order[param] for param in group["params"]]})
     return {"state": state, "param_groups": groups}
+
+
+def _recognise_chain(optimizer: Optimizer, kinds: Set[str]) -> str:
+    """Return the name of torch's optimizer with links of these classes; raise ValueError if there is none."""
+    name = next((name for name, each in _ALGORITHMS.items() if (each.marks or set(each.links)) <= kinds), None)
+    if name is None or optimizer.population is not None:
+        raise ValueError(
+            f"the chain {', '.join(type(link).__name__ for link in optimizer.modules)} is none of torch's optimizers: "
+            f"{', '.join(_ALGORITHMS)}, for one model"
+        )
+    return name
 
 
 def _write_row(algorithm: _Algorithm, keepers: Sequence[Module], param: Tensor) -> dict[str, Any]:
@@ -266,6 +286,25 @@ def _write_row(algorithm: _Algorithm, keepers: Sequence[Module], param: Tensor) 
     return row
 
 
+def _translate(settings: Mapping[str, Any], algorithm: _Algorithm, keys: Iterable[str]) -> dict[str, Any]:
+    """Return settings under the names of torch's optimizer; those that the chain lacks are left out.
+
+    Args:
+        settings: The settings by their names here.
+        algorithm: The algorithm of torch's optimizer.
+        keys: Its names.
+    """
+    options: dict[str, Any] = {}
+    for key in keys:
+        names = algorithm.settings.get(key, key)
+        if isinstance(names, str):
+            if names in settings:
+                options[key] = settings[names]
+        elif names[0] in settings:
+            options[key] = tuple(settings[each] for each in names)
+    return options
+
+
 def _write_group(name: str, optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group under torch's names, with torch's defaults for settings that the chain lacks."""
     kind: Any = getattr(torch.optim, name)
@@ -275,12 +314,7 @@ def _write_group(name: str, optimizer: Optimizer, group: Mapping[str, Any]) -> d
     for link in chain:
         if group["params"] and (type(link).__name__ != "Adam" or name == "Adam"):
             settings |= link.settings[group["params"][0]]
-    for key in options:
-        names = algorithm.settings.get(key, key)
-        if isinstance(names, tuple):
-            options[key] = tuple(settings[each] for each in names) if names[0] in settings else options[key]
-        elif names in settings:
-            options[key] = settings[names]
+    options |= _translate(settings, algorithm, options)
     kinds = [type(link).__name__ for link in chain]
     own = next((i for i, each in enumerate(kinds) if each in algorithm.links), -1)
     decays = [i for i, each in enumerate(kinds) if each == "WeightDecay"]

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from .._torch import in_forward_ad, in_transform, is_batched
 from ..layout import map_tensors
-from .forms.members import OutOfPlace
+from ._vectorize import OutOfPlace
 
 
 def has_tangent(value: Any) -> bool:

@@ -48,7 +48,8 @@ class Vector:
         split = [part.rpartition(":") for part in parts or ()]
         names, self.sizes = [name for name, _, _ in split], [int(size) for _, _, size in split]
         self.params = [by_name.get(name) for name in names]
-        self.order = [param for param in active if any(param is own for own in self.params)]
+        own = set(map(id, self.params))
+        self.order = [param for param in active if id(param) in own]
         numels = [-1 if param is None else param.shape[self.stacked :].numel() for param in self.params]
         # A link of `m.Split` has a vector of some of the parameters; only one of all parameters restarts if there are new ones.
         grown = sorted(names) == sorted(saved["order"]) and len(active) != len(names)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._torch import in_transform, is_fake, map_batched
 from ._settings import same
-from .forms.members import OutOfPlace
+from ._vectorize import OutOfPlace
 
 __all__ = ["map_alike"]
 
@@ -185,45 +185,81 @@ def _call_stacked(
         rows: These states, flattened.
     """
     # Copies, which the function may write into: the tensors may be gradients.
-    stacks = [None if column[0] is None else torch.stack(column) for column in zip(*items, strict=True)]
+    stacks = {k: torch.stack(column) for k, column in enumerate(zip(*items, strict=True)) if column[0] is not None}
     columns = [join_rows(column) for column in zip(*(row.tensors for row in rows), strict=True)]
-    before = rows[0].structure
-    # These are set by the call: the number of tensors in its result, the structures of result and state, and for each tensor
-    # of the new state the position of the input tensor that it is, or None for a new tensor.
-    result_count = 0
-    result_structure: Any = None
-    state_structure: Any = None
-    origins: list[int | None] = []
-    inputs = [stack for stack in stacks if stack is not None]
+    call = _StackedCall(function, places[0], (len(items[0]), list(stacks)), rows[0].structure)
+    out = map_batched(call.run, [*stacks.values(), *(stack for stack, _ in columns)])
+    results, new_stacks = out[: call.result_count], out[call.result_count :]
+    if new_stacks or any(copied for _, copied in columns) or call.state_structure != call.structure:
+        call.write_states(states, [stack for stack, _ in columns], new_stacks)
+    # Results that do not depend on the batch are expanded views, but links write into updates.
+    unbound = [result.contiguous().unbind() for result in results]
+    return [_unflatten([rows_of[k] for rows_of in unbound], call.result_structure) for k in range(len(places))]
 
-    def call(tensors: list[Tensor]) -> list[Tensor]:
-        nonlocal result_count, result_structure, state_structure
-        remaining, leaves = iter(tensors), tensors[len(inputs) :]
-        item = [None if stack is None else next(remaining) for stack in stacks]
-        state = _unflatten(leaves, before)
+
+class _StackedCall:
+    """A call of a function for several items: a function of tensors alone, which `torch.vmap` can batch.
+
+    Args:
+        function: The function.
+        place: The position of the first item.
+        item: The length of an item, and the positions of its tensors; the others are None.
+        structure: The structure of the states.
+
+    Attributes:
+        result_count: The number of tensors in the result; the attributes are set by the call.
+        result_structure: The structure of the result.
+        state_structure: The structure of the new state.
+        origins: For each tensor of the new state the position of the input tensor that it is, or None for a new tensor.
+    """
+
+    result_count: int
+    result_structure: Any
+    state_structure: Any
+    origins: list[int | None]
+
+    def __init__(
+        self,
+        function: Callable[[int, Item, dict[str, Any]], Any],
+        place: int,
+        item: tuple[int, Sequence[int]],
+        structure: Any,
+    ) -> None:
+        self.function, self.place, self.structure = function, place, structure
+        self._length, self._positions = item
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the tensors of the result, and those of the new state that are no tensors of the old one."""
+        count = len(self._positions)
+        own, leaves = dict(zip(self._positions, tensors[:count], strict=True)), tensors[count:]
+        state = _unflatten(leaves, self.structure)
         with OutOfPlace():
-            result = function(places[0], item, state)
-        results, result_structure = _flatten(result)
-        after, state_structure = _flatten(state)
+            result = self.function(self.place, [own.get(k) for k in range(self._length)], state)
+        results, self.result_structure = _flatten(result)
+        after, self.state_structure = _flatten(state)
         positions = {id(leaf): k for k, leaf in enumerate(leaves)}
         # A tensor that was written in place is the input, whose stack has the new values.
-        origins[:] = [positions.get(id(leaf)) for leaf in after]
-        result_count = len(results)
-        return [*results, *(leaf for leaf, origin in zip(after, origins, strict=True) if origin is None)]
+        self.origins = [positions.get(id(leaf)) for leaf in after]
+        self.result_count = len(results)
+        return [*results, *(leaf for leaf, origin in zip(after, self.origins, strict=True) if origin is None)]
 
-    out = map_batched(call, [*inputs, *(stack for stack, _ in columns)])
-    results, new_stacks = out[:result_count], out[result_count:]
-    if new_stacks or any(copied for _, copied in columns) or state_structure != before:
+    def write_states(
+        self, states: Sequence[dict[str, Any]], columns: Sequence[Tensor], new_stacks: Sequence[Tensor]
+    ) -> None:
+        """Write the new state of each item, as rows of stacks.
+
+        Args:
+            states: The states of the items.
+            columns: The stacks of their tensors.
+            new_stacks: The stacks of new tensors.
+        """
         fresh = iter(new_stacks)
-        parts = [(next(fresh).contiguous() if origin is None else columns[origin][0]).unbind() for origin in origins]
+        parts = [(next(fresh).contiguous() if origin is None else columns[origin]).unbind() for origin in self.origins]
         for k, state in enumerate(states):
-            row = _unflatten([part[k] for part in parts], state_structure)
+            row = _unflatten([part[k] for part in parts], self.state_structure)
             for key in state.keys() - row.keys():
                 del state[key]
             state.update(row)
-    # Results that do not depend on the batch are expanded views, but links write into updates.
-    unbound = [result.contiguous().unbind() for result in results]
-    return [_unflatten([rows_of[k] for rows_of in unbound], result_structure) for k in range(len(places))]
 
 
 def join_rows(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:

@@ -22,7 +22,7 @@ import builtins
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -133,12 +133,7 @@ def _declare(cls: type[DeclaredArguments]) -> None:
     parameters = {"self": this} if template else dict(inspect.signature(base).parameters)
     options = _list_options(_find_template(cls))
     fixed, own, factories = dict(cls._fixed), {}, {}
-    for key, hint in inspect.get_annotations(cls).items():
-        text = hint if isinstance(hint, str) else str(hint)
-        if "ClassVar" in text or key[0] == "_":
-            continue
-        if not (key in parameters or key in fixed or key in options or _is_free(cls, key)):
-            continue
+    for key, hint in _list_arguments(cls, {*parameters, *fixed, *options}).items():
         value = vars(cls).get(key, MISSING)
         if value is not MISSING:
             delattr(cls, key)  # otherwise the class attribute would hide the setting
@@ -146,12 +141,12 @@ def _declare(cls: type[DeclaredArguments]) -> None:
         if before is not None and before.default is _Kind.empty:
             del parameters[key]  # the order of arguments is that of the class with the default
         parameters[key] = own[key] = _read_parameter(cls, key, hint, value, before)
-        if isinstance(value, Field) and value.default_factory is not MISSING:
-            factories[key] = value.default_factory
-        if isinstance(value, Field) and not value.init:
-            fixed[key] = value.default
-        else:
-            fixed.pop(key, None)
+        fixed.pop(key, None)
+        if isinstance(value, Field):
+            if value.default_factory is not MISSING:
+                factories[key] = value.default_factory
+            if not value.init:
+                fixed[key] = value.default
     if not own:
         return
     cls._declared, cls._fixed = cls._declared | own.keys(), fixed
@@ -160,13 +155,34 @@ def _declare(cls: type[DeclaredArguments]) -> None:
     if template or (generated and not hasattr(base, "by_hand")):
         cls.__init__ = make_constructor(signature, {**getattr(base, "factories", {}), **factories})  # type: ignore[method-assign]
         return
+    _check_extensible(cls, base, own, options)
+    cls.__init__ = _extend_constructor(base, signature, own, factories)  # type: ignore[method-assign]
+
+
+def _list_arguments(cls: type, inherited: Collection[str]) -> dict[str, Any]:
+    """Return the annotations of a class that declare arguments: those it inherits, or whose name no base has."""
+    hints: dict[str, Any] = {}
+    for key, hint in inspect.get_annotations(cls).items():
+        text = hint if isinstance(hint, str) else str(hint)
+        if "ClassVar" not in text and key[0] != "_" and (key in inherited or _is_free(cls, key)):
+            hints[key] = hint
+    return hints
+
+
+def _check_extensible(cls: type, base: Any, own: Mapping[str, inspect.Parameter], options: Collection[str]) -> None:
+    """Raise TypeError for an argument that can't be added to a constructor written by hand.
+
+    Args:
+        cls: The class that declares the arguments.
+        base: The constructor.
+        own: The declared arguments.
+        options: The keywords of every link.
+    """
+    written = inspect.signature(base).parameters
     for key, parameter in own.items():
-        if key not in inspect.signature(base).parameters and (
-            parameter.kind is not _Kind.KEYWORD_ONLY or (key in options and key != "inner")
-        ):
+        if key not in written and (parameter.kind is not _Kind.KEYWORD_ONLY or (key in options and key != "inner")):
             what = f"{cls.__name__}.{key} can't be added to a constructor that is written by hand"
             raise TypeError(f"{what}; write __init__, or make it a keyword of another name")
-    cls.__init__ = _extend_constructor(base, signature, own, factories)  # type: ignore[method-assign]
 
 
 def _is_free(cls: type, key: str) -> bool:

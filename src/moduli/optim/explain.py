@@ -26,9 +26,6 @@ def explain(optimizer: Optimizer) -> str:
         lines[0] += f", {optimizer.binding.members} members"
     lines += [] if optimizer._following is None else optimizer._following.events
     width = max(len(type(link).__name__) for link in optimizer.modules)
-    rows = optimizer.rows
-    over = None if rows is None else rows.name_tensors()
-    fusing, where = optimizer.binding.fuse, "" if over is None else f" over {over}"
     plan = optimizer._plan
     if plan is not None and plan.matches(optimizer):
         segments = plan.find_segments(optimizer, optimizer.modules)
@@ -36,16 +33,41 @@ def explain(optimizer: Optimizer) -> str:
         segments = make_segments(optimizer.modules, moves=True)
     for segment in segments:
         if isinstance(segment, FusedRun):
-            forms = segment.explain() if fusing else []
-            names = ", ".join(sorted({each.form for each in forms}))
-            how = f"one pass{where}{f' ({names})' if names else ''}" if fusing else f"one by one{where} (fuse=False)"
-            lines.append(f"{how}{', which also moves the parameters' if fusing and segment.tail else ''}:")
-            lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
-            lines += dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
+            lines += _explain_run(optimizer, segment, width)
         else:
-            (link,) = segment.links
-            apart = "" if rows is None else f", {rows.describe(link)}"
-            why = explain_unfused(link, over is not None)
-            lines.append(f"{type(link).__name__:<{width + 2}}  {_needs(link)}; on its own{apart}: {why}")
-            lines += [f"  {path}, inside it" for path, _ in link.links() if path]
+            lines += _explain_link(optimizer, segment.links[0], width + 2)
     return "\n".join(lines)
+
+
+def _explain_run(optimizer: Optimizer, run: FusedRun, width: int) -> list[str]:
+    """Return lines about links in one pass.
+
+    Args:
+        optimizer: The optimizer.
+        run: The links.
+        width: The width of the column of names.
+    """
+    where = "" if optimizer.rows is None else f" over {optimizer.rows.name_tensors()}"
+    links = [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]
+    if not optimizer.binding.fuse:
+        return [f"one by one{where} (fuse=False):", *links]
+    forms = run.explain()
+    names = ", ".join(sorted({each.form for each in forms}))
+    title = f"one pass{where}{f' ({names})' if names else ''}"
+    title += ", which also moves the parameters" if run.tail else ""
+    return [f"{title}:", *links, *dict.fromkeys(f"  {line}" for each in forms for line in each.slow)]
+
+
+def _explain_link(optimizer: Optimizer, link: Module, width: int) -> list[str]:
+    """Return lines about a link that is not fused.
+
+    Args:
+        optimizer: The optimizer.
+        link: The link.
+        width: The width of the column of names.
+    """
+    rows = optimizer.rows
+    apart = "" if rows is None else f", {rows.describe(link)}"
+    why = explain_unfused(link, rows is not None)
+    title = f"{type(link).__name__:<{width}}  {_needs(link)}; on its own{apart}: {why}"
+    return [title, *(f"  {path}, inside it" for path, _ in link.links() if path)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -97,21 +98,13 @@ def _pure_step(
 
     chain = maybe_chain(modules)
     links = list(chain.links())
-    names = list(params) if isinstance(params, Mapping) else range(len(params))
-    grad_names = list(grads) if isinstance(grads, Mapping) else range(len(grads))
-    if set(names) != set(grad_names):
-        raise ValueError(
-            f"the parameters are {list(names)}, the gradients {list(grad_names)}; give one for each, or None"
-        )
-    values: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
-    gradients: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
+    names, values, gradients = _pair_gradients(params, grads)
     stored = state.get("links", {})
     if list(stored) != [path for path, _ in links] or any(len(own["state"]) != len(values) for own in stored.values()):
         raise ValueError(f"the state is not one of {len(values)} parameters and these links; make it with init")
     settings = [value for _, link in links for value in link.defaults.values()]
     if wants_graph((*values, *gradients), [chain]) or any(map(has_tangent, (*values, *gradients, *settings))):
         check_differentiable([chain])
-    bindings = [link.settings.binding for _, link in links]
     binding = Binding()
     binding.step = state["step"]
     copied = copy_state(stored)
@@ -122,34 +115,71 @@ def _pure_step(
         (dict(zip(slots, form.enter_each(own["state"], values), strict=True)), form.enter(own["global"]))
         for own in copied.values()
     ]
-    try:
-        for _, link in links:
-            link.settings.binding = binding
-        with replace_state([link for _, link in links], states), form.run_batched():
-            objective = Objective(inner_params, None, loss, current_step=state["step"])
-            objective.differentiable, objective.checking = True, state["step"] == 0
-            objective.set_gradients(inner_gradients)
-            updates = run_links(objective, [chain], None, wide=True).get_updates()
-            rows = {path: [dict(link.get_row(slot)) for slot in slots] for path, link in links}
-            rows_after = {
-                path: {"state": list(map(form.leave, rows[path], values)), "global": dict(link.global_state)}
-                for path, link in links
-            }
-            for _, link in links:
-                if len(link.rows) != len(values):
-                    raise ChainError(
-                        f"{type(link).__name__} keeps state of other tensors, which a pure step can't carry"
-                    )
-    finally:
-        for (_, link), own in zip(links, bindings, strict=True):
-            link.settings.binding = own
-    triples = zip(values, gradients, map(form.leave, updates, values), strict=True)
-    moved = [
-        param if grad is None else (param - fit_update(update, param)).to(param.dtype)
-        for param, grad, update in triples
-    ]
+    every = [link for _, link in links]
+    with _replace_binding(every, binding), replace_state(every, states), form.run_batched():
+        objective = Objective(inner_params, None, loss, current_step=state["step"])
+        objective.differentiable, objective.checking = True, state["step"] == 0
+        objective.set_gradients(inner_gradients)
+        updates = run_links(objective, [chain], None, wide=True).get_updates()
+        states_after = {path: _read_state(link, slots, form, values) for path, link in links}
+    moved = _move(values, gradients, list(map(form.leave, updates, values)))
     new_params: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
-    return new_params, {"step": state["step"] + 1, "links": rows_after}
+    return new_params, {"step": state["step"] + 1, "links": states_after}
+
+
+def _pair_gradients(params: Params, grads: Grads) -> tuple[list[Any], list[Tensor], list[Tensor | None]]:
+    """Return the names (or positions) of parameters, the parameters, and their gradients in the same order.
+
+    Raises:
+        ValueError: Parameters and gradients do not have the same names.
+    """
+    names: list[Any] = list(params) if isinstance(params, Mapping) else list(range(len(params)))
+    grad_names = list(grads) if isinstance(grads, Mapping) else list(range(len(grads)))
+    if set(names) != set(grad_names):
+        raise ValueError(f"the parameters are {names}, the gradients {grad_names}; give one for each, or None")
+    return names, [params[name] for name in names], [grads[name] for name in names]
+
+
+def _read_state(link: Module, slots: Sequence[int], form: TransformedTensors, params: Sequence[Tensor]) -> State:
+    """Return the state of a link after a pure step; raise ChainError for state of other tensors than the parameters.
+
+    Args:
+        link: The link.
+        slots: The slots of the parameters.
+        form: The form of the tensors in the step.
+        params: The parameters outside of it.
+    """
+    rows = [dict(link.get_row(slot)) for slot in slots]
+    if len(link.rows) != len(params):
+        raise ChainError(f"{type(link).__name__} keeps state of other tensors, which a pure step can't carry")
+    return {"state": list(map(form.leave, rows, params)), "global": dict(link.global_state)}
+
+
+def _move(params: Sequence[Tensor], grads: Sequence[Tensor | None], updates: Sequence[Tensor]) -> list[Tensor]:
+    """Return parameters minus their updates; those without a gradient unmodified.
+
+    Args:
+        params: The parameters.
+        grads: Their gradients.
+        updates: Their updates.
+    """
+    return [
+        param if grad is None else (param - fit_update(update, param)).to(param.dtype)
+        for param, grad, update in zip(params, grads, updates, strict=True)
+    ]
+
+
+@contextmanager
+def _replace_binding(links: Sequence[Module], binding: Binding) -> Iterator[None]:
+    """Replace the binding of links for a block."""
+    bindings = [link.settings.binding for link in links]
+    try:
+        for link in links:
+            link.settings.binding = binding
+        yield
+    finally:
+        for link, own in zip(links, bindings, strict=True):
+            link.settings.binding = own
 
 
 def update(
@@ -238,23 +268,14 @@ def step_tensors(
     if objective is not None and (grads, loss, closure) != (None, None, None):
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
     link = modules if isinstance(modules, Chain) else maybe_chain(modules)
-    tensors = [tensor.clone() for tensor in tensors] if clone else list(tensors)
-    own_params = [tensor.detach() for tensor in tensors] if params is None else list(params)
-    if objective is None:
-        inner = Objective(own_params, closure, loss)
-    elif [id(p) for p in own_params] == [id(p) for p in objective.params]:
-        inner = objective.clone(clone_updates=False)
-    else:
-        inner = Objective(own_params, None, objective.loss, objective.model, objective.current_step)
-        inner.modular, inner.members, inner.checking = objective.modular, objective.members, objective.checking
-        inner.plan = objective.plan
+    tensors = list(map(Tensor.clone, tensors)) if clone else list(tensors)
+    own_params = list(map(Tensor.detach, tensors)) if params is None else list(params)
+    inner = Objective(own_params, closure, loss) if objective is None else _derive_objective(objective, own_params)
+    inner.updates = tensors
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
-        # Links may write into the update, so a link that reads the gradient needs a copy of it.
-        reads_gradient = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
-        inner.grads = [tensor.clone() for tensor in tensors] if reads_gradient else list(tensors)
-    inner.updates = tensors
+        inner.grads = _copy_for_readers(tensors, link)
     inner.differentiable = wants_graph((*tensors, *own_params, *(grads or ())), [link])
     if inner.differentiable:
         check_differentiable([link])
@@ -263,3 +284,21 @@ def step_tensors(
     if objective is not None:
         objective.should_terminate = out.should_terminate or objective.should_terminate
     return out.get_updates()
+
+
+def _copy_for_readers(updates: list[Tensor], link: Module) -> list[Tensor]:
+    """Return the updates as gradients: copies if a link reads the gradient, since links may write into the update."""
+    from .chain import Chain
+
+    reads_gradient = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
+    return list(map(Tensor.clone, updates)) if reads_gradient else list(updates)
+
+
+def _derive_objective(objective: Objective, params: list[Tensor]) -> Objective:
+    """Return a copy of an objective if these are its parameters, or else one for these in the same step."""
+    if [id(param) for param in params] == [id(param) for param in objective.params]:
+        return objective.clone(clone_updates=False)
+    inner = Objective(params, None, objective.loss, objective.model, objective.current_step)
+    inner.modular, inner.members, inner.checking = objective.modular, objective.members, objective.checking
+    inner.plan = objective.plan
+    return inner

@@ -213,12 +213,9 @@ def _lay_out(
 ) -> _Block | None:
     """Sort the factors of a part of a parameter into batch, rows and columns; None where there are no rows or columns."""
     factors = [factor for segment in segments for factor in segment.factors]
-    sides: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for position, factor in enumerate(factors):
-        sides[_find_side(factor, words, roles)].append(position)
-    if roles is not None and not (sides[1] and sides[2]):
+    batch, rows, columns = _sort_factors(factors, words, roles)
+    if roles is not None and not (rows and columns):
         return _lay_out(segments, words, None)  # the words do not name axes of this parameter
-    batch, rows, columns = sides
     if not rows or not columns:
         rows, columns = _divide(factors, [*rows, *columns])
     sizes = [factor.size for factor in factors]
@@ -232,6 +229,22 @@ def _lay_out(
         (*batch, *rows, *columns),
         shape,  # type: ignore[arg-type]
     )
+
+
+def _sort_factors(
+    factors: Sequence[_Factor], words: Sequence[str], roles: tuple[list[str], list[str]] | None
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the positions of the factors of the batch, of the rows and of the columns.
+
+    Args:
+        factors: The factors.
+        words: The words for the batch.
+        roles: The words for the rows and for the columns; None to sort by the use of the axes.
+    """
+    sides: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for position, factor in enumerate(factors):
+        sides[_find_side(factor, words, roles)].append(position)
+    return sides
 
 
 def _find_side(factor: _Factor, words: Sequence[str], roles: tuple[list[str], list[str]] | None) -> int:

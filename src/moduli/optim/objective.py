@@ -169,6 +169,10 @@ class Objective(Curvature):
         value = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
         return value if self.reduce is None else self.reduce(value)
 
+    def list_present(self) -> list[int]:
+        """Return the positions of the parameters with a gradient."""
+        return [i for i in range(len(self.params)) if self.present is None or self.present[i]]
+
     def set_gradients(self, grads: Sequence[Tensor | None]) -> None:
         """Set the gradient; a parameter whose gradient is None does not move."""
         self.present = None

@@ -272,6 +272,24 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     last.update_parameters()
     if rows is not None:
         rows.finish()
+    _store_results(optimizer, evaluator, last)
+    if last.post_step_hooks:
+        guard.commit()
+        last.apply_post_step_hooks(tuple(optimizer.modules))
+    loss = _find_loss(objective, evaluator, last)
+    if watch is not None:
+        watch.finish(optimizer, last, loss)
+    return loss
+
+
+def _store_results(optimizer: Optimizer, evaluator: Evaluator | None, last: Objective) -> None:
+    """Count a step, and store what its links reported in the optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        evaluator: The evaluator at the start of the step.
+        last: The objective after the last link.
+    """
     # A point that was accepted under another objective (a reformulation) can't be reused for this one.
     reusable = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
     optimizer._carried = last.accepted if reusable else None
@@ -284,13 +302,6 @@ def _run_chain(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     if optimizer.binding.device_steps is not None:
         optimizer.binding.device_steps.advance()
     optimizer.num_evaluations += 1 if evaluator is None else evaluator.count
-    if last.post_step_hooks:
-        guard.commit()
-        last.apply_post_step_hooks(tuple(optimizer.modules))
-    loss = _find_loss(objective, evaluator, last)
-    if watch is not None:
-        watch.finish(optimizer, last, loss)
-    return loss
 
 
 def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:

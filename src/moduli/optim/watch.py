@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from ._vectors import as_real
 
 if TYPE_CHECKING:
     from . import Module, Objective, Optimizer
+    from .slots import Slots
 
 __all__ = ["Watch"]
 
@@ -178,18 +180,7 @@ class Watch:
             ending: The end of the names of the numbers.
             paths: The paths of the links, by their identity.
         """
-        slots = optimizer.binding.slots
-
-        def find_norm(squares: _Squares) -> float:
-            total = 0.0
-            for params, values in squares:
-                if names is None:
-                    total += values.sum().item()
-                else:
-                    chosen = [i for i, param in enumerate(params) if slots.find_name(param) in names]
-                    total += values[chosen].sum().item() if chosen else 0.0
-            return float(total**0.5)
-
+        find_norm = partial(_find_norm, names=names, slots=optimizer.binding.slots)
         last = self._links.get(id(optimizer.modules[-1]))
         update = self._named.get("update", [] if last is None else last[2])
         first = self._links.get(id(optimizer.modules[0]))
@@ -273,6 +264,24 @@ def find_parts(optimizer: Optimizer, by: By) -> Callable[[Optimizer], dict[str, 
 
     find(optimizer)  # raises for a pattern that matches nothing
     return find
+
+
+def _find_norm(squares: _Squares, names: frozenset[str] | None, slots: Slots) -> float:
+    """Return the norm of tensors from the sums of their squares.
+
+    Args:
+        squares: Parameters, and the sum of squares of the tensor of each.
+        names: The names of the parameters to include; None for all.
+        slots: The slots, which have the names of the parameters.
+    """
+    total = 0.0
+    for params, values in squares:
+        if names is None:
+            total += values.sum().item()
+        else:
+            chosen = [i for i, param in enumerate(params) if slots.find_name(param) in names]
+            total += values[chosen].sum().item() if chosen else 0.0
+    return float(total**0.5)
 
 
 def _list_names(optimizer: Optimizer) -> list[str]:

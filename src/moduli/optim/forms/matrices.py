@@ -70,8 +70,7 @@ class MemberMatrices(MembersForm):
         """Return blocks, or the leaves themselves, with their gradients if there is no evaluator."""
         evaluated, self._aside = evaluator is None, None
         if evaluated and not self.apart:
-            missing = [leaf.grad is None for leaf in leaves]
-            self.apart = True in missing and False in missing
+            self.apart = _has_some_gradients(leaves)
         if leaves is not self._planned[0]:  # the leaves of a new plan
             self._planned = (leaves, self._are_alike(leaves))
         matrices = self.population.matrices
@@ -328,3 +327,9 @@ def _describe_row(row: Any) -> Any:
     """Return the structure and the numbers of a state, which must be equal for states to be concatenated."""
     leaves, spec = pytree.tree_flatten(dict(row or {}))
     return spec, [leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def _has_some_gradients(leaves: Sequence[Tensor]) -> bool:
+    """Return whether some leaves have a gradient and others have none."""
+    missing = [leaf.grad is None for leaf in leaves]
+    return True in missing and False in missing

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..._torch import pytree
 from ...layout import map_tensors
 from .._needs import ChainError, Need
 from .._settings import check_values, is_per_member
+from .._vectorize import OutOfPlace, flatten_tensors, unflatten_tensors
 from ..state import replace_state
 from ..state_encoding import MEMBERS, MemberValues
 from .plain import StepForm
@@ -190,113 +190,143 @@ def _fits(link: Module) -> bool:
 
 def step_each(link: Module, objective: Objective) -> Objective:
     """Return the objective after a link's step for each member separately: in one call of `torch.vmap`, or in turn."""
-    from ..objective import Objective as MemberObjective
-
-    parts = [part for _, part in link.links()]
-    params, count = objective.params, objective.members or 0
     updates, grads = objective.get_updates(), objective.get_grads()
     # As for one model, links that do not need the loss see it where the gradients were evaluated with it.
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
-    before = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
-    number = link.settings.binding.slots.number
-    slots = [number(param) for param in params]
-    results: list[Objective] = []
-
-    def run(
-        take: Callable[[Tensor], Any],
-        rows: list[Tensor],
-        inputs: tuple[list[Tensor], list[Tensor], Tensor | None],
-        states_before: Any,
-    ) -> tuple[list[Tensor], list[Any]]:
-        """Return the update and the states after a step of one member.
-
-        Args:
-            take: Returns the number of the member from one number for each member.
-            rows: Its parameters.
-            inputs: Its update, gradient and loss.
-            states_before: The rows and the global state of each link.
-        """
-        inner_updates, inner_grads, loss = inputs
-        inner = MemberObjective(rows, loss=loss, current_step=objective.current_step, modular=objective.modular)
-        inner.checking = objective.checking
-        inner.present, inner.updates, inner.grads = objective.present, list(inner_updates), list(inner_grads)
-        with _run_alone(link, take), link.settings.binding.slots.show(rows, slots), replace_state(parts, states_before):
-            if link.vector_state:
-                link.follow(rows)
-            results.append(link.step(inner))
-            states = [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in parts]
-        return list(results[-1].get_updates()), states
-
-    if batches(link):
-        # Also those of other links: Prodigy reads the step sizes that follow it.
-        links = parts if objective.modular is None else [part for _, part in objective.modular._links]
-        numbers = [value for part in links for _, value in part.settings.find_per_member()]
-        changes, states_after = _map_members(run, objective, updates, grads, losses, before, numbers)
-    else:
-        each = []
-        for i in range(count):
-            inputs = [u[i].clone() for u in updates], [g[i] for g in grads], None if losses is None else losses[i]
-            own = [{key: take_member(row, i) for key, row in states.items()} for states, _ in before]
-            states_before = [(states, take_member(shared, i)) for states, (_, shared) in zip(own, before, strict=True)]
-            each.append(run(partial(_take_number, i), [param.detach()[i] for param in params], inputs, states_before))
-        changes = [torch.stack(tensors) for tensors in zip(*(one[0] for one in each), strict=True)]
-        states_after = []
-        by_link = zip(*(states for _, states in each), strict=True)
-        for members in by_link:  # rows and global state
-            states = {key: stack_members([rows[key] for rows, _ in members]) for key in members[0][0]}
-            states_after.append((states, stack_members([shared for _, shared in members])))
-    objective.updates = changes
-    for part, (states, shared) in zip(parts, states_after, strict=True):
-        part.rows.update((slot, part.make_row(row)) for slot, row in states.items())
+    step = _MemberStep(link, objective)
+    run = step.run_batched if batches(link) else step.run_in_turn
+    objective.updates, states = run((updates, grads, losses), step.copy_states())
+    for part, (rows, shared) in zip(step.parts, states, strict=True):
+        part.rows.update((slot, part.make_row(row)) for slot, row in rows.items())
         part.row_writes.add()
         part.global_state.clear()
         part.global_state.update(shared)
     # The members are separate runs, so training ends with the last of them.
-    if results and all(result.should_terminate for result in results):
-        for reason in dict.fromkeys(reason for result in results for reason in result.attrs.get("reasons", ())):
+    if step.results and all(result.should_terminate for result in step.results):
+        for reason in dict.fromkeys(reason for result in step.results for reason in result.attrs.get("reasons", ())):
             objective.terminate(reason)
         objective.should_terminate = True
     return objective
+
+
+_Inputs = tuple[list[Tensor], list[Tensor], Tensor | None]
+"""Updates, gradients and loss."""
+_State = tuple[dict[int, dict[str, Any]], dict[str, Any]]
+"""The rows of a link by slot, and its global state."""
+
+
+class _MemberStep:
+    """A step of a link for each member separately.
+
+    Args:
+        link: The link.
+        objective: The objective of all members.
+
+    Attributes:
+        parts: The link and those inside it.
+        results: The objective of each call of the link.
+    """
+
+    def __init__(self, link: Module, objective: Objective) -> None:
+        self.link, self.objective = link, objective
+        self.parts = [part for _, part in link.links()]
+        self.slots = list(map(link.settings.binding.slots.number, objective.params))
+        self.results: list[Objective] = []
+
+    def copy_states(self) -> list[_State]:
+        """Return the state of each link, with new dictionaries for its rows."""
+        return [({slot: dict(row) for slot, row in part.rows.items()}, part.global_state) for part in self.parts]
+
+    def run(
+        self, take: Callable[[Tensor], Any], params: list[Tensor], inputs: _Inputs, states: Sequence[_State]
+    ) -> tuple[list[Tensor], list[_State]]:
+        """Return the update and the states after a step of one member.
+
+        Args:
+            take: Returns the number of the member from one number for each member.
+            params: Its parameters.
+            inputs: Its update, gradient and loss.
+            states: The state of each link.
+        """
+        from ..objective import Objective as MemberObjective
+
+        link, outer = self.link, self.objective
+        updates, grads, loss = inputs
+        inner = MemberObjective(params, loss=loss, current_step=outer.current_step, modular=outer.modular)
+        inner.checking = outer.checking
+        inner.present, inner.updates, inner.grads = outer.present, list(updates), list(grads)
+        slots = link.settings.binding.slots
+        with _run_alone(link, take), slots.show(params, self.slots), replace_state(self.parts, states):
+            if link.vector_state:
+                link.follow(params)
+            result = link.step(inner)
+            self.results.append(result)
+            return list(result.get_updates()), self.copy_states()
+
+    def run_in_turn(self, inputs: _Inputs, states: Sequence[_State]) -> tuple[list[Tensor], list[_State]]:
+        """Return the updates and the states of all members, after a call for each."""
+        updates, grads, losses = inputs
+        changes, states_after = [], []
+        for i in range(self.objective.members or 0):
+            own = [tensor[i].clone() for tensor in updates], [grad[i] for grad in grads]
+            before = [
+                ({slot: take_member(row, i) for slot, row in rows.items()}, take_member(shared, i))
+                for rows, shared in states
+            ]
+            params = [param.detach()[i] for param in self.objective.params]
+            loss = None if losses is None else losses[i]
+            change, after = self.run(partial(_take_number, i), params, (*own, loss), before)
+            changes.append(change)
+            states_after.append(after)
+        stacked = [torch.stack(tensors) for tensors in zip(*changes, strict=True)]
+        return stacked, [_stack_states(of_members) for of_members in zip(*states_after, strict=True)]
+
+    def run_batched(self, inputs: _Inputs, states: Sequence[_State]) -> tuple[list[Tensor], list[_State]]:
+        """Return the updates and the states of all members, after one vectorised call.
+
+        Random numbers are the same for every member.
+        """
+        flat, structure = flatten_tensors(states)
+        structure_after: list[Any] = []
+        # Also those of other links: Prodigy reads the step sizes that follow it.
+        modular = self.objective.modular
+        links = self.parts if modular is None else [part for _, part in modular._links]
+        numbers = [value for part in links for _, value in part.settings.find_per_member()]
+
+        def step_member(
+            params: list[Tensor],
+            updates: list[Tensor],
+            grads: list[Tensor],
+            loss: Any,
+            leaves: list[Tensor],
+            own_numbers: list[Tensor],
+        ) -> Any:
+            by_value = dict(zip(map(id, numbers), own_numbers, strict=True))
+            before = unflatten_tensors(leaves, structure)
+            with OutOfPlace():
+                changes, states_after = self.run(
+                    lambda value: by_value[id(value)], params, (updates, grads, loss), before
+                )
+            tensors, structure_after[:] = flatten_tensors(states_after)
+            return changes, tensors
+
+        updates, grads, losses = inputs
+        params, own = [param.detach() for param in self.objective.params], [tensor.clone() for tensor in flat]
+        mapped = torch.vmap(step_member, (0, 0, 0, None if losses is None else 0, 0, 0), randomness="same")
+        changes, leaves = mapped(params, [update.clone() for update in updates], grads, losses, own, numbers)
+        # Results that do not depend on the member are expanded views, but links write into updates.
+        writable = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in changes]
+        return writable, unflatten_tensors(leaves, structure_after)
 
 
 def _take_number(i: int, value: Tensor) -> float:
     return value[i].item()
 
 
-def _map_members(
-    run: Callable[..., Any],
-    objective: Objective,
-    updates: list[Tensor],
-    grads: list[Tensor],
-    losses: Any,
-    states: Any,
-    numbers: list[Tensor],
-) -> tuple[list[Tensor], Any]:
-    """Return the results of all members from one vectorised call; random numbers are the same for every member."""
-    flat, structure = flatten_tensors(states)
-    structure_after: list[Any] = []
-
-    def step_member(
-        rows: list[Tensor],
-        updates: list[Tensor],
-        grads: list[Tensor],
-        loss: Any,
-        leaves: list[Tensor],
-        own_numbers: list[Tensor],
-    ) -> Any:
-        by_value = dict(zip(map(id, numbers), own_numbers, strict=True))
-        before = unflatten_tensors(leaves, structure)
-        with OutOfPlace():
-            changes, states_after = run(lambda value: by_value[id(value)], rows, (updates, grads, loss), before)
-        tensors, structure_after[:] = flatten_tensors(states_after)
-        return changes, tensors
-
-    rows, own = [param.detach() for param in objective.params], [tensor.clone() for tensor in flat]
-    mapped = torch.vmap(step_member, (0, 0, 0, None if losses is None else 0, 0, 0), randomness="same")
-    changes, states_after = mapped(rows, [update.clone() for update in updates], grads, losses, own, numbers)
-    # Results that do not depend on the member are expanded views, but links write into updates.
-    writable = [tensor if tensor.stride(0) or len(tensor) == 1 else tensor.clone() for tensor in changes]
-    return writable, unflatten_tensors(states_after, structure_after)
+def _stack_states(states: Sequence[_State]) -> _State:
+    """Return the state of a link for all members, from that of each."""
+    rows = {slot: stack_members([own[slot] for own, _ in states]) for slot in states[0][0]}
+    return rows, stack_members([shared for _, shared in states])
 
 
 @contextmanager
@@ -309,41 +339,6 @@ def _run_alone(link: Module, member: Callable[[Tensor], Any]) -> Iterator[None]:
         yield
     finally:
         binding.fuse, binding.member = fused, None
-
-
-class OutOfPlace(TorchFunctionMode):
-    """Replaces in-place operations for which `torch.vmap` would loop over members by out-of-place ones that it vectorises."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out_of_place = _OUT_OF_PLACE.get(func)
-        if out_of_place is None:
-            return func(*args, **(kwargs or {}))
-        # Autograd may save the first argument, which must not be written after that.
-        first = args[0].clone() if torch.is_grad_enabled() else args[0]
-        return args[0].copy_(out_of_place(first, *args[1:], **(kwargs or {})))
-
-
-_OUT_OF_PLACE: dict[Any, Any] = {
-    Tensor.lerp_: torch.lerp,
-    Tensor.addcmul_: torch.addcmul,
-    Tensor.addcdiv_: torch.addcdiv,
-    Tensor.addmm_: torch.addmm,
-    Tensor.baddbmm_: torch.baddbmm,
-}
-
-
-def flatten_tensors(data: Any) -> tuple[list[Tensor], Any]:
-    """Return the tensors of nested data, and its structure with all other values."""
-    leaves, spec = pytree.tree_flatten(data)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return tensors, [spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]]
-
-
-def unflatten_tensors(tensors: Sequence[Tensor], structure: Any) -> Any:
-    """Return the nested data with these tensors and this structure."""
-    spec, others = structure
-    remaining = iter(tensors)
-    return pytree.tree_unflatten([next(remaining) if other is None else other[0] for other in others], spec)
 
 
 # ---------------------------------------------------------------------- saved

@@ -40,6 +40,15 @@ def are_sharded(groups: Iterable[dict[str, Any]]) -> bool:
     return any(is_sharded(param) or is_flat_shard(param) for group in groups for param in group["params"])
 
 
+def _make_locals(params: Sequence[Any], before: ShardedParams | None) -> list[Tensor]:
+    """Return a plain tensor for each parameter, which shares the memory of its local shard; those of `before` are reused."""
+    local_of = {} if before is None else dict(zip(before.params, before.locals, strict=True))
+    for p in params:
+        if p not in local_of:
+            local_of[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
+    return [local_of[p] for p in params]
+
+
 class ShardedParams(StepForm):
     """The parameters of an optimizer, some of which are sharded.
 
@@ -63,11 +72,7 @@ class ShardedParams(StepForm):
         self.links = [link for _, link in optimizer._links]
         self.params: list[Any] = [param for group in optimizer.param_groups for param in group["params"]]
         self.flat = any(map(is_flat_shard, self.params))
-        local_of = {} if before is None else dict(zip(before.params, before.locals, strict=True))
-        for p in self.params:
-            if p not in local_of:
-                local_of[p] = torch.nn.Parameter(piece_of(p), requires_grad=p.requires_grad) if is_sharded(p) else p
-        self.locals: list[Tensor] = [local_of[p] for p in self.params]
+        self.locals: list[Tensor] = _make_locals(self.params, before)
         self.wholes: dict[int, Tensor] = {} if before is None else dict(before.wholes)
         if self.flat:
             self.group = _find_flat_group(optimizer.model, self.links)
@@ -164,8 +169,8 @@ class ShardedParams(StepForm):
             return link.step(objective)
         if across is Across.SUMS:
             # Links with hooks on tensors skip parameters without a gradient.
-            present = objective.present if hasattr(link, "multi_tensor_apply") else None
-            reduced = [p for i, p in enumerate(objective.params) if present is None or present[i]]
+            has_hooks = hasattr(link, "multi_tensor_apply")
+            reduced = [objective.params[i] for i in objective.list_present()] if has_hooks else objective.params
             with self.counting(reduced):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
@@ -183,7 +188,7 @@ class ShardedParams(StepForm):
         """Run the link in each process on the tensors that the process owns."""
         updates = objective.peek_updates()
         positions = list(map(self.find_position, objective.params))
-        moved = [k for k in range(len(updates)) if objective.present is None or objective.present[k]]
+        moved = objective.list_present()
 
         def gather(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
             return self.exchange.gather({positions[k]: tensors[k].detach() for k in moved}, everywhere=False)
