@@ -1,4 +1,4 @@
-"""BBOB through `ioh`: targets reached, success rates and evaluations beside pycma, SciPy, EvoX and nevergrad.
+"""BBOB through `ioh`: targets reached, success rates and evaluations beside pycma, cmaes, SciPy, EvoX and nevergrad.
 
 The 24 noiseless functions of the BBOB suite, instances 1, 2, ..., from a random point of [-4, 4]ⁿ with a step size of 2 for
 everyone; restarts begin anywhere in that box. `python benchmarks/bbob.py` prints, for each solver, the share of 51 targets (100 to
@@ -100,6 +100,18 @@ def pycma_bipop(problem, start, target, budget, seed):
         cma.fmin2(limit(problem, target, budget), begin, 2.0, options, restarts=9, bipop=True)
 
 
+def cmaes(problem, start, target, budget, seed):
+    """Run the CMA-ES of the package `cmaes`, which has no restarts; the arguments are those of `pycma`."""
+    from cmaes import CMA
+
+    optimizer = CMA(start, 2.0, seed=seed)
+    while not optimizer.should_stop() and problem.state.evaluations + optimizer.population_size <= budget:
+        points = [optimizer.ask() for _ in range(optimizer.population_size)]
+        optimizer.tell(list(zip(points, problem([x.tolist() for x in points]), strict=True)))
+        if problem.state.current_best.y <= target:
+            break
+
+
 def scipy_de(problem, start, target, budget, seed, polish=False):
     """Run SciPy's differential evolution with its defaults; the arguments are those of `pycma`, and `polish` as in SciPy."""
     from scipy.optimize import differential_evolution
@@ -177,6 +189,7 @@ METHODS = {
     "PSO": make_runner(lambda x, **o: PSO(x, population=30, spread=2.0, **o)),
     "pycma": pycma,
     "pycma bipop": pycma_bipop,
+    "cmaes": cmaes,
     "SciPy DE": scipy_de,
     "SciPy DE polish": functools.partial(scipy_de, polish=True),
     "nevergrad CMA": nevergrad,
@@ -184,7 +197,7 @@ METHODS = {
 }
 TARGETS = np.logspace(2, -8, 51)
 COMPARED = ["CMAES bipop", "pycma bipop", "DE", "DE polish", "SHADE", "L-SHADE", "SciPy DE", "SciPy DE polish"]
-SOLVED = ["CMAES", "pycma", "EvoX CMAES", "nevergrad CMA"]
+SOLVED = ["CMAES", "pycma", "cmaes", "EvoX CMAES", "nevergrad CMA"]
 
 
 def run_one(task):

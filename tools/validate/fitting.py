@@ -90,12 +90,22 @@ def _differentiate(function):
     return _evaluate(torch.func.jacrev(function))
 
 
-BBOB_METHODS = ["CMAES", "pycma", "CMAES bipop", "pycma bipop", "DE", "L-SHADE polish", "SciPy DE", "SciPy DE polish"]
+BBOB_METHODS = (
+    "CMAES",
+    "pycma",
+    "cmaes",
+    "CMAES bipop",
+    "pycma bipop",
+    "DE",
+    "L-SHADE polish",
+    "SciPy DE",
+    "SciPy DE polish",
+)
 BBOB_BUDGET = 400
 
 
 def check_bbob() -> Section:
-    """Return the section on BBOB through `ioh`, beside pycma and SciPy."""
+    """Return the section on BBOB through `ioh`, beside pycma, cmaes and SciPy."""
     words = ["--seeds", "3", "--budget", str(BBOB_BUDGET), "--workers", "2", "--methods", *BBOB_METHODS]
     command = "python benchmarks/bbob.py " + " ".join(f'"{word}"' if " " in word else word for word in words)
     about = (
@@ -103,18 +113,19 @@ def check_bbob() -> Section:
         f"of 51 targets from 100 to 1e-8 that were reached within {BBOB_BUDGET} evaluations per dimension. Three instances are "
         "few: two methods whose means differ by less than two standard errors are not told apart."
     )
+    versions = ("ioh", "cma", "cmaes", "scipy")
     if not is_installed("ioh"):
-        return Section(
-            "Search: BBOB", about, command, "ioh is not installed.", ["ioh is not installed"], ("ioh", "cma", "scipy")
-        )
+        return Section("Search: BBOB", about, command, "ioh is not installed.", ["ioh is not installed"], versions)
     bbob = load(BENCHMARKS / "bbob.py")
-    missing = [name for name in BBOB_METHODS if "pycma" in name and not is_installed("cma")]
+    packages = {"pycma": "cma", "pycma bipop": "cma", "cmaes": "cmaes"}
+    missing = [name for name, package in packages.items() if not is_installed(package)]
     with capture() as printed:
         bbob.main([word for word in words if word not in missing])
     text = printed.getvalue().partition("\n\n")[2]
     lost = []
     pairs = (
         ("CMAES", "pycma"),
+        ("CMAES", "cmaes"),
         ("CMAES bipop", "pycma bipop"),
         ("DE", "SciPy DE"),
         ("L-SHADE polish", "SciPy DE polish"),
@@ -135,4 +146,4 @@ def check_bbob() -> Section:
                 )
     if missing:
         text += "\n\nNot installed: " + ", ".join(missing) + "."
-    return Section("Search: BBOB through ioh", about, command, text.strip(), lost, ("ioh", "cma", "scipy"))
+    return Section("Search: BBOB through ioh", about, command, text.strip(), lost, versions)
