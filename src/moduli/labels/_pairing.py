@@ -116,13 +116,14 @@ def _keep_coordinates(operand: Axes, result: Axes) -> AxisCoordinates | None:
 
 
 def _transposes(operands: Sequence[Axes], meetings: Sequence[Meeting]) -> bool:
-    """Whether two axes with the same labels have another order in one operand than in another."""
+    """Whether two axes with the same labels have another order in one operand than in another that is square, too."""
     for (_, first), (_, second) in itertools.combinations(meetings, 2):
         places, others = dict(first), dict(second)
         common = places.keys() & others.keys()
-        orders = {places[number] < others[number] for number in common}
-        if len(orders) > 1 and any(_is_square(operands[n], places[n], others[n]) for n in common):
-            return True
+        if len({places[n] < others[n] for n in common}) > 1:
+            square = [n for n in common if _is_square(operands[n], places[n], others[n])]
+            if len({places[n] < others[n] for n in square}) > 1:
+                return True
     return False
 
 
