@@ -202,3 +202,16 @@ def test_a_fit_of_another_problem_is_not_resumed(tmp_path):
         fit(valley, "Adam | LR(0.1)", steps=9, out=path, resume=True)
     assert path.read_bytes() == before
     assert fit(bowl, "Adam | LR(0.1)", steps=9, out=path, resume=True).steps == 9
+
+
+def test_the_seed_and_the_target_count(tmp_path):
+    out = tmp_path / "fit.safetensors"
+
+    def bowl(x=3.0):
+        return (x - 1) ** 2
+
+    fit(bowl, "Adam | LR(0.1)", steps=2, out=out)
+    with pytest.raises(io.CheckpointError, match="fitted with the seed 0, and cannot be resumed with 1"):
+        fit(bowl, "Adam | LR(0.1)", steps=4, out=out, resume=True, seed=1)
+    with pytest.raises(ValueError, match="the target is nan"):
+        fit(bowl, "Adam | LR(0.1)", target=float("nan"))

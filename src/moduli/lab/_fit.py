@@ -103,6 +103,8 @@ def fit(
     >>> print(result.reason, round(result.value, 6))
     converged: the gradient vanishes 0.0
     """
+    if target is not None and math.isnan(target):
+        raise ValueError("the target is nan; it is a number, or None")
     runner = contender(chain)
     seed_all(seed)
     problem = as_problem(problem, getattr(problem, "__name__", "problem"))
@@ -111,12 +113,12 @@ def fit(
     path = None if out is None else Path(out)
     # Saved with the states, and continued after a resume.
     about: dict[str, Any] = {"chain": runner.source, "problem": problem.name, "start": problem.measure(model)}
-    about |= {"steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan}
+    about |= {"seed": seed, "steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan}
     if path is not None and path.exists():
         if not resume and not overwrite:
             raise io.CheckpointError(f"{path} exists: go on from it with --resume, or start again with --overwrite")
         if resume:
-            about |= _load(path, entrant, generator, runner.source, problem.name)
+            about |= _load(path, entrant, generator, runner.source, problem.name, seed)
     meter = Meter(2**62, math.inf, None)
     meter.evaluations, meter.began = about["evaluations"], meter.began - about["seconds"]
 
@@ -211,7 +213,9 @@ class GradientRule:
         self.vanished = bool(grads) and max(float(grad.abs().max()) for grad in grads) <= self.tol
 
 
-def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str, name: str) -> dict[str, Any]:
+def _load(
+    path: Path, entrant: Entrant, generator: torch.Generator, source: str, name: str, seed: int
+) -> dict[str, Any]:
     """Restore the states of a contender from a checkpoint of `fit`.
 
     Args:
@@ -220,6 +224,7 @@ def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str,
         generator: The generator of batches, whose state is loaded.
         source: The chain, which must be that of the checkpoint.
         name: The name of the problem, which must be that of the checkpoint.
+        seed: The seed, which must be that of the checkpoint.
 
     Returns:
         The other values that `fit` saved, by name.
@@ -233,6 +238,9 @@ def _load(path: Path, entrant: Entrant, generator: torch.Generator, source: str,
         raise io.CheckpointError(f"{fact}: their states differ")
     if about.get("problem", name) != name:
         fact = f"{path} is a fit of {shorten(about['problem'])}, and cannot be resumed with {name!r}"
+        raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
+    if about.get("seed", seed) != seed:
+        fact = f"{path} was fitted with the seed {about['seed']}, and cannot be resumed with {seed}"
         raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
     model = None if entrant.population is not None else entrant.model
     extra = {"generator": generator}
