@@ -16,6 +16,7 @@ from ._arguments import MinimizeRequest, read_request
 from ._constrained import SMALL, run_sqp
 from ._constraints import Constraint, minimize_constrained, read_constraints
 from ._curve_fit import curve_fit
+from ._derivatives import allow_derivatives
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._functions import accept_numbers, attach_derivatives, change_residuals
@@ -164,6 +165,23 @@ def minimize(
         return _minimize_constrained(
             fun, x0, read_constraints(constraints, x0, method), request, bounds_by, box, x_scale
         )
+    return _minimize_free(fun, x0, request, bounds_by, box, batched)
+
+
+@allow_derivatives()
+def _minimize_free(
+    fun: Callable[[Any], Any], x0: Any, request: MinimizeRequest, bounds_by: str, box: dict[str, Any], batched: bool
+) -> Result:
+    """Minimise without constraints other than bounds.
+
+    Args:
+        fun: The function.
+        x0: The starting point, or many.
+        request: The method, limits and tolerances.
+        bounds_by: "projection", "transform" or "auto".
+        box: The arguments `bounds`, `lower` and `upper`.
+        batched: Whether there are many starts.
+    """
     point = StartPoint(x0)
     sides = read_bounds(point, **box, batched=batched)
     run = _start_run(fun, point, sides, request, bounds_by, batched)
@@ -191,6 +209,7 @@ def _prepare_function(
     return accept_numbers(fun, x0) if request.name in VALUES_ONLY or request.name in DIRECT else fun
 
 
+@allow_derivatives()
 def _minimize_constrained(
     fun: Callable[[Any], Any],
     x0: Any,
@@ -304,6 +323,7 @@ def _refuse_changes(*, jac: Any, hess: Any, loss: str, nan: str | None, implicit
             )
 
 
+@allow_derivatives()
 def _minimize_proximal(fun: Callable[[Any], Any], x0: Any, prox: Any, request: MinimizeRequest) -> Result:
     """Minimise a function plus a penalty.
 
