@@ -21,7 +21,7 @@ from ..layout import call_with_tensors, public_name
 from ._contender import Contender, Entrant, contender
 from ._grammar import ParsedChain
 from ._reference import as_problem
-from ._run import Meter, RunEnd, RunReason, seed_all, take_steps
+from ._run import Meter, RunEnd, RunReason, preserve_random_states, seed_all, take_steps
 from .problems import Problem
 
 # A step with at least this many evaluations ran a line search; if the loss is the same to the last bit, it found no lower point.
@@ -154,7 +154,9 @@ def fit(
                 listen({**{key: about[key] for key in ("steps", "evaluations", "seconds")}, "loss": loss_now})
             if target is not None and now - last_measure > 0.5:
                 last_measure = now
-                if problem.measure(entrant.best()) <= target:
+                with preserve_random_states():  # when it is measured depends on the time
+                    value = problem.measure(entrant.best())
+                if value <= target:
                     return RunReason.TARGET
             if about["seconds"] > seconds:
                 return RunReason.TIME
@@ -169,14 +171,16 @@ def fit(
         except RunEnd as end:
             reason = end.reason
     best = entrant.best()
-    value = problem.measure(best)
+    with preserve_random_states():  # a resumed fit draws what one that was not stopped draws
+        value = problem.measure(best)
     if not math.isfinite(value):
         reason = RunReason.DIVERGED
     fitted = best if isinstance(best, torch.nn.Module) else model
     trainable = _list_trainable(fitted)
     is_small = sum(parameter.numel() for parameter in trainable.values()) <= MOST_SHOWN
     parameters = _to_numbers(trainable) if is_small else {}
-    errors = standard_errors(problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
+    with preserve_random_states():
+        errors = standard_errors(problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
     about.update(evaluations=meter.evaluations, seconds=meter.seconds(), value=value)
     about.update(parameters=parameters, errors=errors)
     save()
