@@ -202,7 +202,7 @@ def test_checkpoints_of_other_searches_are_refused(tmp_path):
             search(net(), bowl, budget=20, checkpoint=path, **settings)
     bounded = tmp_path / "bounded.safetensors"
     search(net(), bowl, budget=20, checkpoint=bounded, bounds=([-2, -2, -2], 2), target=0.0)
-    search(net(), bowl, budget=40, checkpoint=bounded, bounds=(torch.full((3,), -2), 2.0))
+    search(net(), bowl, budget=40, checkpoint=bounded, bounds=(torch.full((3,), -2), 2.0), patience=9, tol=0.0)
     with pytest.raises(ValueError, match="holds a search with bounds .*; this one has none"):
         search(net(), bowl, budget=40, checkpoint=bounded)
     from safetensors.torch import save_file

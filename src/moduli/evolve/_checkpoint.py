@@ -22,10 +22,14 @@ from ._base import Search
 _RECORD = struct.Struct("<qqd")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = _RECORD.size + _CHECKSUM.size
+_ENDS = ("tol", "patience")
 
 
 def describe_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a search as texts that are equal where the settings are; tensors and arrays as lists."""
+    """Return the settings of a search as texts that are equal where the settings are; tensors and arrays as lists.
+
+    Those that only end a search are left out: a search may go on with others.
+    """
 
     def read(value: Any) -> Any:
         """Return numbers for tensors and arrays, also inside of lists, which count as tuples."""
@@ -37,7 +41,7 @@ def describe_settings(settings: Mapping[str, Any]) -> dict[str, str]:
             return getattr(value, "__qualname__", type(value).__qualname__)
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    return {name: repr(read(value)) for name, value in settings.items() if value is not None}
+    return {name: repr(read(value)) for name, value in settings.items() if value is not None and name not in _ENDS}
 
 
 class SearchFile:
