@@ -193,6 +193,18 @@ def test_checkpoints_of_other_searches_are_refused(tmp_path):
         search(net(), bowl, budget=20, checkpoint=path, method="de")
     with pytest.raises(ValueError, match="holds a search with names"):
         search(net(), bowl, "bias", budget=20, checkpoint=path)
+    for settings, words in (
+        ({"seed": 2}, "seed 0.0; this one has 2.0"),
+        ({"sigma": 3}, "sigma none; this one has 3.0"),
+        ({"bounds": (-1, torch.ones(3))}, "bounds none; this one has"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a search with {words}"):
+            search(net(), bowl, budget=20, checkpoint=path, **settings)
+    bounded = tmp_path / "bounded.safetensors"
+    search(net(), bowl, budget=20, checkpoint=bounded, bounds=([-2, -2, -2], 2), target=0.0)
+    search(net(), bowl, budget=40, checkpoint=bounded, bounds=(torch.full((3,), -2), 2.0), patience=9, tol=0.0)
+    with pytest.raises(ValueError, match="holds a search with bounds .*; this one has none"):
+        search(net(), bowl, budget=40, checkpoint=bounded)
     from safetensors.torch import save_file
 
     other = tmp_path / "other.safetensors"
@@ -402,3 +414,10 @@ def test_a_worker_that_hangs_on_import_is_given_up():
         pytest.raises(RuntimeError, match="no workers left .not all started within 5.0 seconds"),
     ):
         pool.map(SlowToLoad(), torch.zeros(2, 2))
+
+
+def test_bounds_and_targets_that_are_no_numbers_are_named():
+    with pytest.raises(ValueError, match=r"the lower bound is \[0, None, 1\]; give a number or 3 numbers"):
+        search(torch.zeros(3), bowl, bounds=([0, None, 1], 2.0))
+    with pytest.raises(ValueError, match="target is nan"):
+        search(torch.zeros(3), bowl, target=float("nan"))

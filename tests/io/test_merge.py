@@ -157,3 +157,34 @@ def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
     assert saved < 1.5  # in units of one tensor: the block that is being written
     assert copied < 2.5
     assert merged < 5
+
+
+def test_tensors_without_labels_are_merged_by_position_with_a_warning(tmp_path):
+    def model(values, labels):
+        module = mo.Module()
+        module.w = mo.tensor(values, channel=labels)
+        return module
+
+    first, second = model([1.0, 2.0], ["r", "g"]), model([20.0, 10.0], ["g", "r"])
+    bare = dict(second.state_dict())
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("first", "second", "out")]
+    mio.save(files[0], first)
+    mio.save(files[1], bare)
+    with pytest.warns(UserWarning, match=r"second.safetensors' has no labels for 'w', which is merged by position"):
+        mio.merge_files("linear", files[:2], files[2])
+    assert mio.TensorFile(files[2])["tensor:w"].tolist() == [10.5, 6.0]
+    with pytest.warns(UserWarning, match=r"models\[0\] has no labels for 'w'"):
+        merge.linear([bare, first.state_dict()])
+    with pytest.warns(UserWarning, match=r"models\[1\] has no labels for 'w'"):
+        merge.linear([first, bare])
+    assert merge.linear([first, second.state_dict()]).w.data.tolist() == [5.5, 11.0]
+
+
+def test_a_file_is_a_mapping(tmp_path):
+    path = tmp_path / "a.safetensors"
+    mio.save(path, {"w": torch.ones(2)})
+    for mapping in (mio.TensorFile(path), mio.TensorFiles(path)):
+        assert mapping.get("v") is None
+        assert "v" not in mapping
+        with pytest.raises(KeyError, match="v"):
+            mapping["v"]

@@ -2,8 +2,10 @@
 
 import math
 import os
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -202,3 +204,33 @@ def test_a_fit_of_another_problem_is_not_resumed(tmp_path):
         fit(valley, "Adam | LR(0.1)", steps=9, out=path, resume=True)
     assert path.read_bytes() == before
     assert fit(bowl, "Adam | LR(0.1)", steps=9, out=path, resume=True).steps == 9
+
+
+def test_the_seed_and_the_target_count(tmp_path):
+    out = tmp_path / "fit.safetensors"
+
+    def bowl(x=3.0):
+        return (x - 1) ** 2
+
+    fit(bowl, "Adam | LR(0.1)", steps=2, out=out)
+    with pytest.raises(io.CheckpointError, match="fitted with the seed 0, and cannot be resumed with 1"):
+        fit(bowl, "Adam | LR(0.1)", steps=4, out=out, resume=True, seed=1)
+    with pytest.raises(ValueError, match="the target is nan"):
+        fit(bowl, "Adam | LR(0.1)", target=float("nan"))
+
+
+@pytest.mark.parametrize(
+    "chain", ["Adam | LR(0.05)", "SPSA | Adam | LR(0.05)", "CMAES(sigma=0.5)", "LBFGS | StrongWolfe"]
+)
+def test_a_loss_that_draws_random_numbers_is_resumed_exactly(tmp_path, chain):
+    def noisy(x=3.0, y=2.0):
+        return (x - 1) ** 2 + (1 + 0.1 * torch.randn(()) + 0.1 * random.random() + 0.1 * np.random.rand()) * (
+            y - 2
+        ) ** 2
+
+    whole = fit(noisy, chain, steps=12, out=tmp_path / "whole")
+    path = tmp_path / "parts"
+    fit(noisy, chain, steps=5, out=path, target=-1.0)
+    torch.rand(7)
+    parts = fit(noisy, chain, steps=12, out=path, resume=True)
+    assert parts.parameters == whole.parameters

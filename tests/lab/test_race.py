@@ -204,6 +204,25 @@ def test_the_file_of_another_race_is_not_resumed(tmp_path):
     # More seeds and contenders of the same race are additional runs.
     more = race(["sphere-10"], ["LR(0.1)", "LR(0.2)"], seeds=2, budget=5, workers=0, file=file, resume=True)
     assert len(more.runs) == 4
+    before = file.read_bytes()
+    for arguments, words in (
+        ({"contenders": ["LR(0.1)"]}, r"has a run that this race has not: LR\(0.2\) on sphere-10, seed 0"),
+        ({"seeds": 1}, "has a run that this race has not: .*, seed 1"),
+        ({"problems": ["sphere-100"]}, "has a run that this race has not: .* on sphere-10,"),
+    ):
+        same = {"problems": ["sphere-10"], "contenders": ["LR(0.1)", "LR(0.2)"], "seeds": 2, "budget": 5}
+        with pytest.raises(lab.ResultsError, match=words):
+            race(**{**same, **arguments}, workers=0, file=file, resume=True)
+    assert file.read_bytes() == before
+
+
+def test_runs_on_another_problem_of_the_same_name_are_not_resumed(tmp_path):
+    for name, factor in (("first", 1), ("second", 5)):
+        (tmp_path / f"{name}.py").write_text(f"def bowl(x=3.0):\n    return {factor} * x**2\n")
+    how = {"seeds": 1, "budget": 5, "workers": 0, "file": tmp_path / "race.jsonl"}
+    race([f"{tmp_path}/first.py:bowl"], ["LR(0.1)"], **how)
+    with pytest.raises(lab.ResultsError, match="holds runs on .*first.py:bowl, this race has .*second.py:bowl"):
+        race([f"{tmp_path}/second.py:bowl"], ["LR(0.1)"], **how, resume=True)
 
 
 @pytest.mark.parametrize(

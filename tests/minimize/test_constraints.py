@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 
 import moduli as mo
@@ -160,3 +162,68 @@ def test_ends_of_scipys_constraints_meet_the_labels_of_their_function():
         minimize(lambda p: (p**2).sum(), target, constraints=optimize.NonlinearConstraint(lambda p: p, -9.0, wrong))
     with pytest.raises(ValueError, match="not a number"):
         minimize(lambda p: (p**2).sum(), target, constraints=optimize.NonlinearConstraint(lambda p: p, math.nan, 1.0))
+
+
+def test_scipys_program_in_numpy_with_derivatives_of_its_own():
+    constraints = [
+        {"type": "ineq", "fun": lambda x: np.array([x[0] - 2 * x[1] + 2]), "jac": lambda x: np.array([[1.0, -2.0]])},
+        {"type": "ineq", "fun": lambda x, c: np.dot(x, [-1, -2]) + c, "jac": lambda x, c: [-1.0, -2.0], "args": (6.0,)},
+    ]
+
+    def value(x):
+        return np.sum((x - np.array([1.0, 2.5])) ** 2)
+
+    def jac(x):
+        return 2 * (x - np.array([1.0, 2.5]))
+
+    start = np.array([2.0, 0.0])
+    theirs = scipy.optimize.minimize(value, start, method="SLSQP", jac=jac, constraints=constraints)
+    for method in ("SLSQP", "bfgs"):
+        ours = minimize(value, start, method, jac=jac, constraints=constraints)
+        np.testing.assert_allclose(ours.x, theirs.x, atol=1e-5)
+    free = [{key: item for key, item in one.items() if key != "jac"} for one in constraints]
+    np.testing.assert_allclose(minimize(value, start, "nelder-mead", constraints=free).x, theirs.x, atol=1e-4)
+    disc = scipy.optimize.NonlinearConstraint(lambda x: np.sum(x**2), -np.inf, 1.0, jac=lambda x: 2 * x)
+    assert np.linalg.norm(minimize(value, start, jac=jac, constraints=disc).x) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "error", "words"),
+    [
+        (ineq(lambda x: x[0] > 1), TypeError, "returned True or False"),
+        (lambda x: x[0] - 1, TypeError, "a constraint is a dictionary, not a function"),
+        (
+            scipy.optimize.LinearConstraint([[1, 1, 1]], 1, 2),
+            ValueError,
+            r"shape \(1, 3\), and x0 has the shape \(2,\)",
+        ),
+    ],
+)
+def test_constraints_that_say_nothing_are_errors(constraint, error, words):
+    start = torch.tensor([3.0, 1.0], dtype=D)
+    for method in ("auto", "bfgs", "nelder-mead"):
+        with pytest.raises(error, match=words):
+            minimize(lambda x: (x**2).sum(), start, method, constraints=constraint)
+
+
+def test_a_constraint_without_values_holds():
+    start = torch.tensor([3.0, 1.0], dtype=D)
+    result = minimize(lambda x: (x**2).sum(), start, constraints=[eq(lambda x: x[:0]), eq(lambda x: x[0] - 1)])
+    assert result.success
+    torch.testing.assert_close(result.x, torch.tensor([1.0, 0.0], dtype=D))
+    assert [len(part) for part in result.multipliers] == [0, 1]
+
+
+def test_a_fit_under_constraints_has_the_options_of_fits():
+    start = torch.tensor([-1.2, 1.0], dtype=D)
+
+    def count(**options):
+        result = minimize(
+            lambda x: torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]]),
+            start, "lm", constraints=ineq(lambda x: 0.5 - x[0]), **options,
+        )  # fmt: skip
+        assert result.success
+        return result.nfev
+
+    plain = count()
+    assert all(count(**one) != plain for one in ({"x_scale": 1e3}, {"options": {"factor": 1e-3}}))

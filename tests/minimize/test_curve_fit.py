@@ -252,3 +252,9 @@ def test_standard_deviations_of_a_square_table_are_no_covariance():
     grid = torch.linspace(1, 2, 9, dtype=D).reshape(3, 3)
     fit = mo.curve_fit(lambda x, a: a * x, grid, 2 * grid, sigma=0.1 * grid)
     assert torch.equal(fit.data.sigma, 0.1 * grid)
+
+
+def test_a_covariance_matrix_is_symmetric():
+    x = torch.arange(4.0, dtype=torch.float64)
+    with pytest.raises(ValueError, match="sigma, as a covariance matrix, is not symmetric"):
+        mo.curve_fit(lambda x, a: a * x, x, 2 * x, [1.0], sigma=torch.ones(4, 4, dtype=torch.float64).triu())

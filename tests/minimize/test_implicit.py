@@ -190,3 +190,11 @@ def test_solutions_without_a_derivative_are_refused():
         solve(lambda x, a: (x**2).sum(), torch.ones(2, dtype=D), lam, lower=lam)
     with pytest.raises(TypeError, match="functional_call"):
         solve(lambda net, a: net.weight.square().sum() * a, torch.nn.Linear(2, 1), lam)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_derivatives_in_half_precision(dtype):
+    c = torch.tensor([3.0, 1.0], dtype=dtype, requires_grad=True)
+    result = mo.minimize(lambda x, c: ((x - 2 * c) ** 2).sum(), torch.zeros(2, dtype=dtype), args=(c,), implicit=True)
+    result.x.sum().backward()
+    torch.testing.assert_close(c.grad, torch.full_like(c, 2.0))

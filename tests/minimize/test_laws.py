@@ -296,3 +296,39 @@ def test_a_first_call_does_not_import_the_compiler():
         "print('torch._dynamo' in sys.modules)"
     )
     assert run_python("-c", program).strip() == "False"
+
+
+SWITCHED_OFF = {
+    "a fit": lambda: minimize(lambda x: torch.stack([x[0] - 1, x[1] - 1, x.sum() - 2.5]), torch.zeros(2, dtype=D)),
+    "a loss": lambda: minimize(lambda x: ((x - 1) ** 2).sum(), torch.zeros(2, dtype=D)),
+    "within bounds": lambda: minimize(lambda x: ((x - 1) ** 2).sum(), torch.zeros(2, dtype=D), bounds=(None, 0.5)),
+    "constraints": lambda: minimize(
+        lambda x: ((x - 1) ** 2).sum(), torch.zeros(2, dtype=D), constraints={"type": "ineq", "fun": lambda x: 0.5 - x}
+    ),
+    "batched": lambda: minimize(lambda x: ((x - 1) ** 2).sum(), torch.zeros(3, 2, dtype=D), batched=True),
+    "a curve": lambda: mo.curve_fit(lambda x, a: a * x, [1.0, 2.0, 3.0], [2.0, 4.0, 6.5], [1.0]),
+    "a module": lambda: minimize(
+        lambda net: (net.weight - 1).square().sum(), torch.nn.Linear(2, 1, bias=False).double()
+    ),
+    "implicit": lambda: minimize(
+        lambda x, c: ((x - c) ** 2).sum(), torch.zeros(2, dtype=D), args=(torch.ones(2, dtype=D),), implicit=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED_OFF)
+@pytest.mark.parametrize("switch_off", [torch.no_grad, torch.inference_mode])
+def test_results_where_the_caller_has_switched_gradients_off(name, switch_off):
+    torch.manual_seed(0)
+    usual = SWITCHED_OFF[name]()
+    torch.manual_seed(0)
+    with switch_off():
+        result = SWITCHED_OFF[name]()
+        errors = None if name in ("batched", "a module") else result.stderr
+    assert result.success is usual.success is True
+    torch.testing.assert_close(result.value, usual.value)
+    pairs = [(result.x.weight, usual.x.weight)] if name == "a module" else [(result.x, usual.x)]
+    if errors is not None:
+        pairs.append((errors, usual.stderr))
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)

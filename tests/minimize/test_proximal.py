@@ -155,3 +155,22 @@ def test_standard_errors_with_a_penalty_are_refused():
 def test_a_box_with_labels_is_refused(side):
     with pytest.raises(TypeError, match=f"{side} is labelled"):
         m.prox.BoxSet(**{side: mo.tensor([1.5, 0.5], band=["b", "a"])})
+
+
+def test_options_are_those_of_other_methods():
+    start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+
+    def call(**arguments):
+        return mo.minimize(
+            lambda x: ((x - 3) ** 2).sum() + (x[0] * x[1]) ** 2, start, prox=m.prox.L1Penalty(0.1), **arguments
+        )
+
+    assert call(options={"maxiter": 2}).nit == 2 < call().nit
+    for arguments, words in (
+        ({"options": {"bogus": 1}}, "fista has no option 'bogus'"),
+        ({"x_scale": 2.0}, "x_scale are options of fits by lm; this is fista"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call(**arguments)
+    with pytest.raises(ValueError, match="tol is -1"):
+        call(tol=-1.0)

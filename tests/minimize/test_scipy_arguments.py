@@ -286,3 +286,11 @@ def test_results_have_scipys_names():
     assert 0.5 * float(fit.residuals.square().sum()) == pytest.approx(fit.fun)
     with pytest.raises(ValueError, match="one number"):
         _ = result.residuals
+
+
+@pytest.mark.parametrize("method", ["powell", "cmaes", "cd"])
+def test_the_tolerance_of_a_method_without_gradients_counts(method):
+    x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    assert minimize(rosenbrock, x0, method, tol=0.1).nfev < minimize(rosenbrock, x0, method, max_evals=2000).nfev
+    with pytest.raises(TypeError, match=f"{method} has no option 'gtol'; there are maxiter, maxfev, disp"):
+        minimize(rosenbrock, x0, method, options={"gtol": 1e-3})

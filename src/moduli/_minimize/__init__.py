@@ -16,6 +16,7 @@ from ._arguments import MinimizeRequest, read_request
 from ._constrained import SMALL, run_sqp
 from ._constraints import Constraint, minimize_constrained, read_constraints
 from ._curve_fit import curve_fit
+from ._derivatives import allow_derivatives
 from ._direct import DIRECT, DirectMethod
 from ._fit import run_fit
 from ._functions import accept_numbers, attach_derivatives, change_residuals
@@ -83,11 +84,13 @@ def minimize(
         bounds_by: "projection" (bfgs, lbfgs, cg, gd, adam project onto the box, lm and damped-newton keep an active set),
             "transform" of the variables, or "auto", which is projection where there is one.
         constraints: {"type": "eq", "fun": c} for c(x) = 0 and {"type": "ineq", "fun": c} for c(x) >= 0, one or a list, as in
-            SciPy. They are met by sequential quadratic programming (sqp, up to 300
-            variables) or by an augmented Lagrangian around the method; `Result` has their multipliers and the residual
-            of the conditions of Karush, Kuhn and Tucker, which `tol` is then of (1e-6 in double precision, else 1e-3).
+            SciPy; functions of NumPy arrays need their "jac", or a method without gradients. They are met by sequential
+            quadratic programming (sqp, up to 300 variables) or by an augmented Lagrangian around the method; `Result` has
+            their multipliers and the residual of the conditions of Karush, Kuhn and Tucker, which `tol` is then of (1e-6 in
+            double precision, else 1e-3).
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4. Fits by
-            lm end by default when the point is known to 8 digits, whatever the units of the residuals.
+            lm end by default when the point is known to 8 digits, whatever the units of the residuals. For
+            nelder-mead, powell and cd it is the relative decrease that counts as none, for cmaes the size of a step.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
         callback: Called after each step with the `Result` so far; a true answer, or StopIteration, ends the run. A
@@ -134,7 +137,11 @@ def minimize(
     if prox is not None:
         if batched or implicit or constraints or any(side is not None for side in (bounds, lower, upper)):
             raise ValueError("minimize: prox= stands alone; bounds are prox=m.prox.BoxSet(lower, upper)")
-        return _minimize_proximal(fun, x0, method, prox, tol, max_evals, max_steps, callback, progress)
+        request = read_request(
+            method, options, tol=tol, max_evals=max_evals, max_steps=max_steps, callback=callback, progress=progress,
+            x0=x0, x_scale=x_scale, jac=None, name="fista" if PROXIMAL[read_proximal(method)] else "proximal-gradient",
+        )  # fmt: skip
+        return _minimize_proximal(fun, x0, prox, request)
     if implicit:
         from ._implicit import minimize_implicit  # with `linalg`, which only this needs
 
@@ -155,7 +162,26 @@ def minimize(
     if constraints or request.name == "sqp":
         if batched:
             raise ValueError("minimize: constraints take one start at a time; call minimize for each")
-        return _minimize_constrained(fun, x0, read_constraints(constraints), request, bounds_by, box)
+        return _minimize_constrained(
+            fun, x0, read_constraints(constraints, x0, method), request, bounds_by, box, x_scale
+        )
+    return _minimize_free(fun, x0, request, bounds_by, box, batched)
+
+
+@allow_derivatives()
+def _minimize_free(
+    fun: Callable[[Any], Any], x0: Any, request: MinimizeRequest, bounds_by: str, box: dict[str, Any], batched: bool
+) -> Result:
+    """Minimise without constraints other than bounds.
+
+    Args:
+        fun: The function.
+        x0: The starting point, or many.
+        request: The method, limits and tolerances.
+        bounds_by: "projection", "transform" or "auto".
+        box: The arguments `bounds`, `lower` and `upper`.
+        batched: Whether there are many starts.
+    """
     point = StartPoint(x0)
     sides = read_bounds(point, **box, batched=batched)
     run = _start_run(fun, point, sides, request, bounds_by, batched)
@@ -177,6 +203,7 @@ def _prepare_function(
     return accept_numbers(fun, x0) if request.name in VALUES_ONLY or request.name in DIRECT else fun
 
 
+@allow_derivatives()
 def _minimize_constrained(
     fun: Callable[[Any], Any],
     x0: Any,
@@ -184,6 +211,7 @@ def _minimize_constrained(
     request: MinimizeRequest,
     bounds_by: str,
     box: dict[str, Any],
+    x_scale: Any,
 ) -> Result:
     """Minimise by sequential quadratic programming, or by an augmented Lagrangian around another method.
 
@@ -194,6 +222,7 @@ def _minimize_constrained(
         request: The method, limits and tolerances.
         bounds_by: "projection", "transform" or "auto".
         box: The arguments `bounds`, `lower` and `upper`.
+        x_scale: The size of a change of each variable, for lm.
     """
     request.check_fit("sqp" if request.name in ("sqp", "auto") else request.name)
     point = StartPoint(x0)
@@ -206,6 +235,7 @@ def _minimize_constrained(
     return minimize_constrained(
         minimize, fun, x0, constraints, tol=request.tol, max_evals=request.max_evals, callback=request.callback,
         max_steps=request.max_steps, progress=request.progress, method=request.method, bounds_by=bounds_by, **box,
+        options={name: getattr(request.fit, name) for name in request.fit_options if name != "x_scale"}, x_scale=x_scale,
     )  # fmt: skip
 
 
@@ -293,7 +323,7 @@ def _make_steps(run: SingleRun, request: MinimizeRequest, tol: float, after: Cal
         run.norms = 0.0 * run.size
         run.end("All variables are fixed by their bounds.", True)
     elif name in DIRECT:
-        _run_direct(run, DIRECT[name], run.point.choose_tol(None, 1e-12, 1e-6), steps, after)
+        _run_direct(run, DIRECT[name], run.point.choose_tol(request.tol, 1e-12, 1e-6), steps, after)
     elif name == "lm":
         run_fit(run, request.fit, request.mode, steps=steps, after=after)
     else:
@@ -313,25 +343,24 @@ def _refuse_changes(*, jac: Any, hess: Any, loss: str, nan: str | None, implicit
             )
 
 
-def _minimize_proximal(
-    fun: Callable[[Any], Any],
-    x0: Any,
-    method: Any,
-    prox: Any,
-    tol: float | None,
-    max_evals: int | None,
-    max_steps: int | None,
-    callback: Callable[[Result], Any] | None,
-    progress: bool,
-) -> Result:
-    name, point = read_proximal(method), StartPoint(x0)
+@allow_derivatives()
+def _minimize_proximal(fun: Callable[[Any], Any], x0: Any, prox: Any, request: MinimizeRequest) -> Result:
+    """Minimise a function plus a penalty.
+
+    Args:
+        fun: The function.
+        x0: The starting point.
+        prox: The proximal operators.
+        request: The method, limits and tolerances.
+    """
+    request.check_fit(request.name)
+    point, momentum = StartPoint(x0), request.name == "fista"
     several = point.match(prox, "prox", callable)
-    momentum = PROXIMAL[name]
     variables = Variables(point, *read_bounds(point, None, None, None), False)
-    run = SingleRun(variables, point.leaves, fun, max_evals, "fista" if momentum else "proximal-gradient")
-    with _show_progress(progress, run, callback) as after:
-        size = point.choose_tol(tol, choose_tolerance(True), choose_tolerance(False))
-        return run_proximal(run, several, momentum=momentum, tol=size, steps=max_steps, after=after)
+    run = SingleRun(variables, point.leaves, fun, request.max_evals, request.name)
+    with _show_progress(request.progress, run, request.callback) as after:
+        size = point.choose_tol(request.tol, choose_tolerance(True), choose_tolerance(False))
+        return run_proximal(run, several, momentum=momentum, tol=size, steps=request.max_steps, after=after)
 
 
 def _run_direct(run: SingleRun, find: DirectMethod, tol: float, steps: int | None, after: Callable[[], bool]) -> None:

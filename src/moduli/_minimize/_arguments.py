@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._direct import DIRECT
 from ._functions import MODES
 from ._least_squares import LeastSquaresOptions
 from ._names import canonical
@@ -71,6 +72,7 @@ def read_request(
     x0: Any,
     x_scale: Any,
     jac: Any,
+    name: str | None = None,
 ) -> MinimizeRequest:
     """Return the arguments of a call, checked.
 
@@ -85,19 +87,20 @@ def read_request(
         x0: The starting point.
         x_scale: The size of a change of each variable, in the form of x0, or None.
         jac: The derivatives; a mode is taken from it.
+        name: The canonical name of the method; by default it is looked up.
 
     Raises:
         TypeError: An option that the method does not have.
         ValueError: An invalid limit or tolerance.
     """
-    name = canonical(method) if isinstance(method, str) else "links"
+    name = name or (canonical(method) if isinstance(method, str) else "links")
     rest = dict(options or {})
     _refuse_repeated(rest, max_steps, max_evals)
     max_steps = _take(rest, _STEPS, max_steps)
     max_evals = _take(rest, _EVALUATIONS, max_evals)
     progress = bool(rest.pop("disp", False)) or progress
     fits = name in ("lm", "auto")
-    if not fits or (name == "auto" and not set(rest) - {"gtol"}):
+    if name not in DIRECT and (not fits or (name == "auto" and not set(rest) - {"gtol"})):
         tol = _take(rest, _GRADIENT, tol)
     _refuse_unknown(rest, name)
     _check_limits(tol, max_evals, max_steps)
@@ -129,7 +132,7 @@ def _refuse_unknown(options: Mapping[str, Any], name: str) -> None:
     fits = name in ("lm", "auto")
     for key in options:
         if not fits or key not in _FIT:
-            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else _GRADIENT)]
+            there = ["maxiter", "maxfev", "disp", *(_FIT if fits else () if name in DIRECT else _GRADIENT)]
             hint = "; tol= is the tolerance of every method" if "tol" in key else ""
             raise TypeError(f"minimize: {name} has no option {key!r}; there are {', '.join(there)}{hint}")
 

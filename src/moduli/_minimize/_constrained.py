@@ -74,7 +74,7 @@ class ConstrainedRun:
     def differentiate(self, x: Array) -> Array:
         """Return the Jacobian of the constraints."""
         pairs = zip(self.functions, self.sizes, strict=True)
-        rows = [to_numpy(function.jacobian(self.locate(x), size)) for function, size in pairs]
+        rows = [to_numpy(function.jacobian(self.locate(x), size)) for function, size in pairs if size]
         return np.concatenate([*rows, np.zeros((0, len(x)))])
 
     def curve(self, x: Array) -> Array | None:

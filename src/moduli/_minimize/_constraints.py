@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..labels import Tensor as Labelled
 from ._args import bind_args
+from ._direct import DIRECT
+from ._functions import accept_numbers, attach_derivatives, holds_numpy
+from ._names import canonical
 from ._point import StartPoint, align_numbers, data_of, loss_of, value_of
 from ._result import Result, ask_to_stop
 
@@ -33,7 +37,10 @@ class Constraint(NamedTuple):
     def flatten(out: Any) -> Tensor:
         """Return the values of a function as a vector."""
         data = data_of(out)
-        return torch.as_tensor(out if data is None else data).reshape(-1)
+        values = torch.as_tensor(out if data is None else data).reshape(-1)
+        if values.dtype is torch.bool:
+            raise TypeError(f"minimize: a constraint returned True or False; it returns numbers: {_WRITTEN}")
+        return values
 
     def select(self, chosen: Tensor) -> Callable[[Any], Tensor]:
         """Return the function of the chosen values only."""
@@ -56,29 +63,69 @@ def select_active(constraints: Sequence[Constraint], active: Sequence[Tensor]) -
     return out
 
 
-def read_constraints(constraints: Any) -> list[Constraint]:
-    """Read constraints in SciPy's forms: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
+def read_constraints(constraints: Any, x0: Any = None, method: Any = None) -> list[Constraint]:
+    """Read constraints in SciPy's forms: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub.
+
+    Args:
+        constraints: One constraint or several.
+        x0: The starting point, if functions get NumPy arrays where it is NumPy arrays.
+        method: The method.
+    """
+    single = isinstance(constraints, Mapping) or hasattr(constraints, "lb") or callable(constraints)
+    numpy = holds_numpy(x0)
+    direct = numpy and isinstance(method, str) and canonical(method) in DIRECT
+
+    def wrap(fun: Callable[[Any], Any], jac: Any) -> Callable[[Any], Any]:
+        """Return a function of tensors; one of NumPy arrays if it has derivatives of its own, or needs none."""
+        if direct:
+            return accept_numbers(fun, x0)
+        return attach_derivatives(fun, x0, jac, None) if numpy and callable(jac) else fun
+
     out: list[Constraint] = []
-    for one in [constraints] if isinstance(constraints, Mapping) or hasattr(constraints, "lb") else list(constraints):
+    for one in [constraints] if single else list(constraints):
         if isinstance(one, Constraint):
             out.append(one)
             continue
         if hasattr(one, "lb"):
-            out += _constrain_between(one)
+            out += _constrain_between(one, wrap)
             continue
         if not isinstance(one, Mapping):
             raise TypeError(f"minimize: a constraint is a dictionary, not a {type(one).__name__}: {_WRITTEN}")
         kind, fun = one.get("type"), one.get("fun")
         if kind not in ("eq", "ineq") or not callable(fun):
             raise ValueError(f"minimize: a constraint is {_WRITTEN}, with 'args' where f takes more than x")
-        out.append(Constraint(bind_args(fun, one.get("args", ())), kind == "ineq"))
+        args, jac = one.get("args", ()), one.get("jac")
+        jac = bind_args(jac, args) if callable(jac) else None
+        out.append(Constraint(wrap(bind_args(fun, args), jac), kind == "ineq"))
     return out
 
 
-def _constrain_between(one: Any) -> list[Constraint]:
-    """Read one of SciPy's constraint objects: equalities for equal ends, inequalities for finite ends."""
-    A = torch.as_tensor(getattr(one, "A", ()))
-    own = Constraint(one.fun if hasattr(one, "fun") else lambda x: A.to(data_of(x)) @ data_of(x), False)
+def _multiply_by(A: Any) -> Callable[[Any], Tensor]:
+    """Return the function of a linear constraint, whose matrix has a column for each variable."""
+    A = A.toarray() if hasattr(A, "toarray") else A
+    matrix = A if isinstance(A, Tensor) else torch.from_numpy(np.atleast_2d(np.array(A)))
+
+    def multiply(x: Any) -> Tensor:
+        data = data_of(x)
+        if data is None or data.dim() != 1 or matrix.shape[1] != len(data):
+            there = f"x0 is a {type(x).__name__}" if data is None else f"x0 has the shape {tuple(data.shape)}"
+            fact = f"minimize: A of a linear constraint has the shape {tuple(matrix.shape)}, and {there}"
+            raise ValueError(f"{fact}; it has a column for each entry of a vector x0")
+        product: Tensor = matrix.to(data) @ data
+        return product
+
+    return multiply
+
+
+def _constrain_between(one: Any, wrap: Callable[[Callable[[Any], Any], Any], Callable[[Any], Any]]) -> list[Constraint]:
+    """Read one of SciPy's constraint objects: equalities for equal ends, inequalities for finite ends.
+
+    Args:
+        one: The constraint.
+        wrap: Converts a user's function and its derivatives to a function of tensors.
+    """
+    linear = not hasattr(one, "fun")
+    own = Constraint(_multiply_by(one.A) if linear else wrap(one.fun, getattr(one, "jac", None)), False)
 
     def constrain(kind: str) -> Constraint:
         def distance(x: Any) -> Tensor:
@@ -100,7 +147,7 @@ def _read_end(end: Any, out: Any) -> Tensor:
     if isinstance(end, Labelled) and isinstance(out, Labelled):
         end = align_numbers(end, out.data, out.dims, "minimize: ends of a constraint", "its function").reshape(-1)
     data = data_of(end)
-    ends = torch.as_tensor(end if data is None else data, dtype=torch.float64)
+    ends = torch.as_tensor(np.array(end, dtype=float) if data is None else data, dtype=torch.float64)
     if bool(ends.isnan().any()):
         raise ValueError("minimize: an end of a constraint is not a number; where it is open it is infinite")
     return ends
@@ -140,10 +187,15 @@ def minimize_constrained(
     began, point = time.perf_counter(), StartPoint(x0)
     tol, limit = point.choose_tol(tol, 1e-6, 1e-3), max_evals or max(20_000, 400 * point.size)
     run = _AugmentedLagrangian(fun, constraints, point, tol)
-    x, history, spent, steps = x0, [], 0, 0
+    # Arrays of NumPy become tensors, as they are in every run but the first.
+    x = point.result(point.leaves) if holds_numpy(x0) else x0
+    history, spent, steps = list[tuple[int, float]](), 0, 0
+    method = options.get("method")
+    exact = isinstance(method, str) and canonical(method) in DIRECT  # their tolerances are not those of a gradient
     while True:
         left = None if max_steps is None else max_steps - steps
-        last = minimize(run.evaluate, x, tol=run.inner_tol, max_evals=limit - spent, max_steps=left, **options)
+        run_tol = None if exact else run.inner_tol
+        last = minimize(run.evaluate, x, tol=run_tol, max_evals=limit - spent, max_steps=left, **options)
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
         run.update(last)
         history.append((spent, run.value))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Tensor as Labelled
+from ._derivatives import allow_derivatives
 from ._point import StartPoint, align_numbers, data_of
 from ._result import Result
 
@@ -37,6 +38,7 @@ class CurveData(NamedTuple):
         return type(None), ()
 
 
+@allow_derivatives()
 def curve_fit(
     f: Callable[..., Any],
     x: Any,
@@ -320,7 +322,10 @@ def _read_sigma(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor] | None:
         return None
     values = _read_numbers(sigma).to(y.device)
     if _is_covariance(sigma, y):
+        symmetric = torch.allclose(values, values.mT, rtol=1e-4, atol=1e-6 * float(values.abs().max()))
         L, failed = torch.linalg.cholesky_ex(values)
+        if not symmetric:
+            raise ValueError("curve_fit: sigma, as a covariance matrix, is not symmetric")
         if int(failed):
             raise ValueError("curve_fit: sigma, as a covariance matrix, is not positive definite")
         return lambda r: torch.linalg.solve_triangular(L.to(r), r[:, None], upper=False)[:, 0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,14 @@ ELEMENTWISE = frozenset((
     "Tanh", "ToCopy", "Where", "Xlogy",
 ))  # fmt: skip
 """Elementwise operations of torch, by the names of their nodes in graphs."""
+
+
+@contextmanager
+def allow_derivatives() -> Iterator[None]:
+    """Record operations for derivatives, also where the caller has switched that off (no_grad, inference mode)."""
+    inference = torch.is_inference_mode_enabled()
+    with torch.inference_mode(False) if inference else nullcontext(), torch.enable_grad():
+        yield
 
 
 def is_elementwise(node: Any) -> bool:

@@ -50,7 +50,7 @@ class DifferentiatedFunction:
     """
 
     def __init__(self, fun: Callable[[Any], Any], x0: Any, jac: Any, hess: Callable[[Any], Any] | None) -> None:
-        self.point, self.numpy = StartPoint(x0), _holds_numpy(x0)
+        self.point, self.numpy = StartPoint(x0), holds_numpy(x0)
         self.fun, self.jac, self.hess = fun, jac, hess
         #: The last vector, the values there, and with jac=True the derivatives.
         self.last: tuple[Tensor, Tensor, Any] | None = None
@@ -228,11 +228,11 @@ def _collect_leaves(x: Any) -> list[Tensor]:
     return [data_of(x)]
 
 
-def _holds_numpy(x0: Any) -> bool:
+def holds_numpy(x0: Any) -> bool:
     """Whether the tensors of a point are NumPy arrays."""
     if isinstance(x0, Mapping | list | tuple):
         parts = list(x0.values()) if isinstance(x0, Mapping) else list(x0)
-        return bool(parts) and all(map(_holds_numpy, parts))
+        return bool(parts) and all(map(holds_numpy, parts))
     return isinstance(x0, np.ndarray)
 
 
@@ -241,7 +241,7 @@ def accept_numbers(fun: Callable[[Any], Any], x0: Any) -> Callable[[Any], Any]:
 
     If x0 is NumPy arrays, the function gets arrays, because NumPy's functions do not take tensors.
     """
-    numpy = _holds_numpy(x0)
+    numpy = holds_numpy(x0)
 
     def evaluate(x: Any) -> Any:
         out = fun(_to_arrays(x) if numpy else x)

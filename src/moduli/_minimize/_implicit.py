@@ -17,7 +17,7 @@ from ..labels import Tensor as Labelled
 from ..linalg import FunctionOperator, Outcome, cg, minres
 from ._args import BoundFunction
 from ._constraints import Constraint, read_constraints
-from ._derivatives import differentiate_rows
+from ._derivatives import allow_derivatives, differentiate_rows
 from ._names import RESIDUALS
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
 from ._result import Result
@@ -58,7 +58,7 @@ def minimize_implicit(
     task.write_tensors(live)
     try:
         # Each Newton step with the inverse at the solution makes the derivatives of one more order correct.
-        for _ in range(2):
+        for _ in range(0 if torch.is_inference_mode_enabled() else 2):
             change = task.differentiate(z) - slope
             z = z - (task.apply_inverse(change) if inverse.numel() == 0 else (inverse @ change[..., None])[..., 0])
     finally:
@@ -112,7 +112,7 @@ class _ImplicitTask:
         are many variables, and `apply_inverse` solves with products instead.
         """
         self.write_tensors([tensor.detach() for tensor in tensors])
-        with torch.enable_grad():
+        with allow_derivatives():
             self.start = StartPoint(self.x0)
             bounds, lower, upper = (self.options.get(key) for key in ("bounds", "lower", "upper"))
             self.sides = read_bounds(self.start, bounds, lower, upper, self.batched)
@@ -191,15 +191,17 @@ class _ImplicitTask:
         if not len(rows):
             return zeros
         K = differentiate_rows(slope, leaf) if slope.requires_grad else zeros
-        inner = K[rows][:, rows]
+        inner = K[rows][:, rows].to(
+            torch.promote_types(K.dtype, torch.float32)
+        )  # eigh is not defined in half precision
         values, vectors = torch.linalg.eigh(0.5 * (inner + inner.T))
         sizes = values.abs()
-        if not float(sizes.min()) > torch.finfo(sizes.dtype).eps * len(rows) * float(sizes.max()):
+        if not float(sizes.min()) > torch.finfo(K.dtype).eps * len(rows) * float(sizes.max()):
             raise ValueError(
                 "minimize: the second derivatives are singular at the solution, so that it has no derivative by args "
                 "(implicit=True): not every variable is determined, or two active constraints say the same"
             )
-        return zeros.index_put((rows[:, None], rows), (vectors / values) @ vectors.T)
+        return zeros.index_put((rows[:, None], rows), ((vectors / values) @ vectors.T).to(K.dtype))
 
     # ------------------------------------------------------------------ functions of the point with its multipliers
 

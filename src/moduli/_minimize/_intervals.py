@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._derivatives import VectorFunction
+from ._derivatives import VectorFunction, allow_derivatives
 from ._point import value_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def _compute_beta(x: float, a: float, b: float) -> float:
     return math.exp(log) * fraction / a
 
 
+@allow_derivatives()
 def find_intervals(problem: FoundProblem, level: float, by: str) -> tuple[Tensor, Tensor]:
     """Return the lower and upper ends of the interval of every real number.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
-from ._derivatives import VectorFunction
+from ._derivatives import VectorFunction, allow_derivatives
 from ._intervals import find_intervals
 from ._point import StartPoint, data_of, from_vector, to_vector, value_of
 from ._report import correlate, draw_result, write_report, write_result_html
@@ -247,6 +247,7 @@ class FoundProblem(NamedTuple):
         """Return a function at the point of a real vector."""
         return self.point.call(fun, from_vector(vector, self.point.leaves))
 
+    @allow_derivatives()
     def _differentiate(self, fun: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
         """Return the values as a vector, and their Jacobian by the real vector of all leaves."""
         function = VectorFunction(fun, self.point)
@@ -256,6 +257,7 @@ class FoundProblem(NamedTuple):
             return values, self.J.to(values)
         return values, function.jacobian(self.at, values.numel())
 
+    @allow_derivatives()
     def compute_hessian(self) -> Tensor:
         """Return the Hessian of the value by the real vector of all leaves."""
 
@@ -266,6 +268,7 @@ class FoundProblem(NamedTuple):
         H: Tensor = torch.autograd.functional.hessian(value, self.at)  # type: ignore[no-untyped-call]
         return 0.5 * (H + H.T)
 
+    @allow_derivatives()
     def compute_covariance(self) -> Tensor:
         """Return the covariance by the real vector of all leaves.
 
@@ -358,6 +361,7 @@ class FoundProblem(NamedTuple):
             raise ValueError("this result is of a loss of one number; residuals are those of a fit")
         return values
 
+    @allow_derivatives()
     def jacobian(self) -> Any:
         """Return the Jacobian in the form of x0."""
         _, J = self._differentiate(self.fun)

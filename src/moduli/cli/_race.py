@@ -152,7 +152,7 @@ def _run_race(options: dict[str, Any], total: int) -> tuple[lab.Results, bool]:
             what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
             fact = console.escape(f"{what}: {message['reason']}, {message['detail']}")
             bar.console.print(fact, markup=False, style="yellow")
-        bar.update(line, completed=message["finished"])
+        bar.update(line, completed=message["finished"], refresh=event == "begin")
 
     try:
         with bar:

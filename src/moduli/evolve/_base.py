@@ -71,6 +71,8 @@ class Search(ABC):
             raise ValueError(f"max_evaluations={max_evaluations} is less than one generation of {population} members")
         self.dim, self.dtype, self.device = x0.numel(), x0.dtype, x0.device
         self.coordinates = Coordinates(self.dim, x0.dtype, x0.device, bounds, integer, categorical)
+        if target is not None and math.isnan(target):
+            raise ValueError("target is nan; it is a fitness, or None")
         self.target, self.patience, self.max_evaluations, self.tol = target, patience, max_evaluations, tol
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,26 @@ from ._base import Search
 _RECORD = struct.Struct("<qqd")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = _RECORD.size + _CHECKSUM.size
+_ENDS = ("tol", "patience")
+
+
+def describe_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a search as texts that are equal where the settings are; tensors and arrays as lists.
+
+    Those that only end a search are left out: a search may go on with others.
+    """
+
+    def read(value: Any) -> Any:
+        """Return numbers for tensors and arrays, also inside of lists, which count as tuples."""
+        if hasattr(value, "tolist"):
+            return read(value.tolist())
+        if isinstance(value, list | tuple):
+            return tuple(map(read, value))
+        if callable(value):  # its repr would have its address
+            return getattr(value, "__qualname__", type(value).__qualname__)
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    return {name: repr(read(value)) for name, value in settings.items() if value is not None and name not in _ENDS}
 
 
 class SearchFile:
@@ -58,11 +79,14 @@ class SearchFile:
         about = extra.get("search")
         if not isinstance(about, dict) or contents.module is None:
             raise ValueError(f"{self.path} is not the checkpoint of a search; name another file")
-        for name, mine in self.about.items():
-            if about.get(name) != mine:
-                raise ValueError(
-                    f"{self.path} holds a search with {name} {cut(str(about.get(name)), 200)}; this one has {mine}"
-                )
+        # Files of versions before 0.3 have no settings.
+        mine, theirs = self.about.get("settings", {}), about.get("settings", self.about.get("settings", {}))
+        settings = [(name, theirs.get(name, "none"), mine.get(name, "none")) for name in {**theirs, **mine}]
+        fixed = [(name, about.get(name), value) for name, value in self.about.items() if name != "settings"]
+        for name, saved, given in (*fixed, *settings):
+            if saved != given:
+                saved = cut(str(saved), 200)
+                raise ValueError(f"{self.path} holds a search with {name} {saved}; this one has {cut(str(given), 200)}")
         search.load_state_dict({**extra["numbers"], **contents.module})
         return list(about["history"]), self._read_journal(search.generation)
 

@@ -94,7 +94,11 @@ def split_bounds(bounds: Any) -> tuple[Any, Any]:
 
 
 def _expand_bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.device, side: str) -> Tensor:
-    tensor = torch.as_tensor(bound, dtype=dtype, device=device)
+    try:
+        tensor = torch.as_tensor(bound, dtype=dtype, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        fact = f"the {side} bound is {bound!r}; give a number or {dim} numbers"
+        raise ValueError(f"{fact}, and write an infinite bound as -inf or inf") from None
     if tensor.shape not in ((), (dim,)):
         raise ValueError(f"the {side} bound has shape {tuple(tensor.shape)}; give a number or {dim} numbers")
     if bool(tensor.isnan().any()):

@@ -179,11 +179,16 @@ def search(
     searcher = _make_search(net, chosen, method, limit, {"seed": seed, "target": target, **settings})
     workers = executor or InProcess(vectorised=vectorised)
     searcher.share = workers.share
-    about = {"method": method, "names": chosen.names, "shapes": [list(entry.shape) for entry in chosen.entries]}
+    about: dict[str, Any] = {
+        "method": method,
+        "names": chosen.names,
+        "shapes": [list(entry.shape) for entry in chosen.entries],
+    }
     file, history, evaluated = None, list[float](), dict[int, float]()
     if checkpoint is not None:
-        from ._checkpoint import SearchFile  # only checkpoints need files
+        from ._checkpoint import SearchFile, describe_settings  # only checkpoints need files
 
+        about["settings"] = describe_settings({"seed": seed, **settings})
         file = SearchFile(checkpoint, workers.keeps_files, about)
         history, evaluated = file.load(searcher)
     steps = evaluations = 0

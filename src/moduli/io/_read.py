@@ -341,6 +341,11 @@ class TensorFile(SavedFile):
         if checksums:
             self.verify()
 
+    def __getitem__(self, name: str) -> Tensor:
+        if self.source(name) not in self.slots:
+            raise KeyError(f"{self.path!r} has no tensor {shorten(name)}")
+        return super().__getitem__(name)
+
     def verify(self) -> bool:
         """Compare all tensors with their checksums; return whether the file has checksums.
 

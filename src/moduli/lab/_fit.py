@@ -21,7 +21,7 @@ from ..layout import call_with_tensors, public_name
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._reference import as_problem
-from ._run import Meter, RunEnd, RunReason, read_clock, seed_all, take_steps
+from ._run import Meter, RunEnd, RunReason, preserve_random_states, read_clock, seed_all, take_steps
 from .problems import Problem
 
 # A step with at least this many evaluations ran a line search; if the loss is the same to the last bit, it found no lower point.
@@ -103,6 +103,8 @@ def fit(
     >>> print(result.reason, round(result.value, 6))
     converged: the gradient vanishes 0.0
     """
+    if target is not None and math.isnan(target):
+        raise ValueError("the target is nan; it is a number, or None")
     runner = contender(chain)
     seed_all(seed)
     problem = as_problem(problem, getattr(problem, "__name__", "problem"))
@@ -149,13 +151,13 @@ class FitRun:
         # Saved with the states, and continued after a resume.
         self.about: dict[str, Any] = {
             "chain": runner.source, "problem": problem.name, "start": problem.measure(self.model),
-            "steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan,
+            "seed": seed, "steps": 0, "evaluations": 0, "seconds": 0.0, "still": 0, "last": math.nan,
         }  # fmt: skip
         self.meter = Meter(2**62, math.inf, None)
 
     def load(self, path: Path) -> None:
-        """Restore all states from a checkpoint; raise CheckpointError unless it is one of this problem and chain."""
-        source, name = self.about["chain"], self.about["problem"]
+        """Restore all states from a checkpoint; raise CheckpointError unless it is one of this problem, chain and seed."""
+        source, name, seed = self.about["chain"], self.about["problem"], self.about["seed"]
         saved = io.read(path).extra
         about = saved.get("fit") if isinstance(saved, dict) else None
         if not isinstance(about, dict) or "chain" not in about:
@@ -165,6 +167,9 @@ class FitRun:
             raise io.CheckpointError(f"{fact}: their states differ")
         if about.get("problem", name) != name:
             fact = f"{path} is a fit of {shorten(about['problem'])}, and cannot be resumed with {name!r}"
+            raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
+        if about.get("seed", seed) != seed:
+            fact = f"{path} was fitted with the seed {about['seed']}, and cannot be resumed with {seed}"
             raise io.CheckpointError(f"{fact}: start again with --overwrite, or choose another --out")
         population = self.entrant.population
         model, extra = self.model if population is None else None, {"generator": self.generator}
@@ -211,7 +216,9 @@ class FitRun:
                 listen({**counts, "loss": about["last"]})
             if limits.target is not None and now - last_measure > 0.5:
                 last_measure = now
-                if problem.measure(self.entrant.best()) <= limits.target:
+                with preserve_random_states():  # when it is measured depends on the time
+                    value = problem.measure(self.entrant.best())
+                if value <= limits.target:
                     return RunReason.TARGET
             if about["seconds"] > limits.seconds:
                 return RunReason.TIME
@@ -232,14 +239,16 @@ class FitRun:
     def finish(self, reason: RunReason) -> Fit:
         """Measure the fitted model, write the checkpoint, and return the result of a fit that ended for a reason."""
         best = self.entrant.best()
-        value = self.problem.measure(best)
+        with preserve_random_states():  # a resumed fit draws what one that was not stopped draws
+            value = self.problem.measure(best)
         if not math.isfinite(value):
             reason = RunReason.DIVERGED
         fitted = best if isinstance(best, torch.nn.Module) else self.model
         trainable = _list_trainable(fitted)
         is_small = sum(parameter.numel() for parameter in trainable.values()) <= MOST_SHOWN
         parameters = _to_numbers(trainable) if is_small else {}
-        errors = standard_errors(self.problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
+        with preserve_random_states():
+            errors = standard_errors(self.problem, fitted) if parameters and reason is not RunReason.DIVERGED else None
         self.about.update(evaluations=self.meter.evaluations, seconds=self.meter.seconds(), value=value)
         self.about.update(parameters=parameters, errors=errors)
         self.save()

@@ -250,9 +250,25 @@ def start_file(results: Results, path: str | os.PathLike[str], resume: bool) -> 
             if old.header.get(key) != header.get(key):
                 fact = f"{path} holds a race with {key} {cut(str(old.header.get(key)), 200)}, this one has {header.get(key)}"
                 raise ResultsError(f"{fact}: its runs cannot be compared. Give the same, or another file")
+        _check_runs(path, old, results)
         results.take(old.runs)
     # The old file is replaced only when the new one, with all of its runs, is on the disk.
     return write_file(path, b"".join(map(to_line, (header, *results.runs)))).open("ab", buffering=0)
+
+
+def _check_runs(path: Path, old: Results, new: Results) -> None:
+    """Raise ResultsError if runs of a file are those of another problem of the same name, or not of the race at all."""
+    references = {problem["name"]: problem.get("reference") for problem in new.header["problems"]}
+    for problem in old.header["problems"]:
+        name, saved = problem["name"], problem.get("reference")
+        if saved != references.get(name, saved):
+            fact = f"{path} holds runs on {cut(str(saved), 200)}, this race has {references[name]}"
+            raise ResultsError(f"{fact}: another problem called {name!r}. Give another file")
+    keys = set(new.keys())
+    dropped = next((run for run in old.runs if old.key(run) not in keys), None)
+    if dropped is not None:
+        what = f"{cut(str(dropped['source']), 200)} on {cut(str(dropped['problem']), 200)}, seed {dropped['seed']}"
+        raise ResultsError(f"{path} has a run that this race has not: {what}. It would be removed; give another file")
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> Path:

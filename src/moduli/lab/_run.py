@@ -155,6 +155,18 @@ def seed_all(seed: int) -> None:
     numpy.random.seed(seed % 2**32)
 
 
+@contextlib.contextmanager
+def preserve_random_states() -> Iterator[None]:
+    """Restore the random states of torch, NumPy and Python at the end, as if nothing had been drawn."""
+    states = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
+
+
 def take_steps(
     problem: Problem,
     entrant: Entrant,

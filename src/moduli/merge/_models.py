@@ -1,5 +1,6 @@
 """`View`: modules and state dicts as tensors by name, with their structure known without reading values."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -208,9 +209,13 @@ def _align(first: View, other: View) -> None:
                     other.reorders.update(dict.fromkeys((entry.name, *entry.ties), reorder))
         return
     ours, theirs = _read_axes(first.model), _read_axes(other.model)
-    for name in other.names() if ours and theirs else ():
+    unlabelled: list[tuple[str, View]] = []
+    for name in other.names() if ours or theirs else ():
         here, there = find_saved_axes(name, ours), find_saved_axes(name, theirs)
-        if here is None or there is None or here == there:
+        if here is None or there is None:
+            unlabelled += _find_unlabelled(name, (here, first), (there, other))
+            continue
+        if here == there:
             continue
         try:
             reorder = align_saved(name, here, there, other.look(name).shape)
@@ -219,6 +224,24 @@ def _align(first: View, other: View) -> None:
             raise MergeError(f"the labels of {shorten(public_name(name))} are {sides}: {error}") from error
         if reorder is not None:
             other.reorders[name] = reorder
+    _warn_of_positions(unlabelled)
+
+
+def _find_unlabelled(name: str, *sides: tuple[Any, View]) -> list[tuple[str, View]]:
+    """Return the name of a tensor with the model that has no axes for it, if those of the other one have labels."""
+    labels = [axis.get("labels") or axis.get("range") for axes, _ in sides for axis in axes or ()]
+    return [(name, view) for axes, view in sides if axes is None and any(labels)]
+
+
+def _warn_of_positions(unlabelled: Sequence[tuple[str, View]]) -> None:
+    """Warn of tensors that are merged by position, because one of two models has no labels for them."""
+    if not unlabelled:
+        return
+    name, view = unlabelled[0]
+    more = f" and {len(unlabelled) - 1} more" if len(unlabelled) > 1 else ""
+    fact = f"{view.label} has no labels for {shorten(public_name(name))}{more}, which is merged by position"
+    hint = "copies of a state dict (dict(sd), safetensors' load_file) lose them"
+    warnings.warn(f"{fact}: {hint}. Give what state_dict() returned or mo.save wrote", UserWarning, stacklevel=3)
 
 
 def _read_axes(model: Model) -> dict[str, Any]:
