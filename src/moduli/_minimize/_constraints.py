@@ -89,15 +89,20 @@ def read_constraints(constraints: Any, x0: Any = None, method: Any = None) -> li
         if hasattr(one, "lb"):
             out += _constrain_between(one, wrap)
             continue
-        if not isinstance(one, Mapping):
-            raise TypeError(f"minimize: a constraint is a dictionary, not a {type(one).__name__}: {_WRITTEN}")
-        kind, fun = one.get("type"), one.get("fun")
-        if kind not in ("eq", "ineq") or not callable(fun):
-            raise ValueError(f"minimize: a constraint is {_WRITTEN}, with 'args' where f takes more than x")
-        args, jac = one.get("args", ()), one.get("jac")
-        jac = bind_args(jac, args) if callable(jac) else None
-        out.append(Constraint(wrap(bind_args(fun, args), jac), kind == "ineq"))
+        out.append(_read_dictionary(one, wrap))
     return out
+
+
+def _read_dictionary(one: Any, wrap: Callable[[Callable[[Any], Any], Any], Callable[[Any], Any]]) -> Constraint:
+    """Return the constraint of a dictionary with "type", "fun", and perhaps "jac" and "args"; `wrap` makes functions of tensors."""
+    if not isinstance(one, Mapping):
+        raise TypeError(f"minimize: a constraint is a dictionary, not a {type(one).__name__}: {_WRITTEN}")
+    kind, fun = one.get("type"), one.get("fun")
+    if kind not in ("eq", "ineq") or not callable(fun):
+        raise ValueError(f"minimize: a constraint is {_WRITTEN}, with 'args' where f takes more than x")
+    args, jac = one.get("args", ()), one.get("jac")
+    jac = bind_args(jac, args) if callable(jac) else None
+    return Constraint(wrap(bind_args(fun, args), jac), kind == "ineq")
 
 
 def _multiply_by(A: Any) -> Callable[[Any], Tensor]:

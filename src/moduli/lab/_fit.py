@@ -216,9 +216,7 @@ class FitRun:
                 listen({**counts, "loss": about["last"]})
             if limits.target is not None and now - last_measure > 0.5:
                 last_measure = now
-                with preserve_random_states():  # when it is measured depends on the time
-                    value = problem.measure(self.entrant.best())
-                if value <= limits.target:
+                if self.measure(self.entrant.best()) <= limits.target:
                     return RunReason.TARGET
             if about["seconds"] > limits.seconds:
                 return RunReason.TIME
@@ -226,6 +224,11 @@ class FitRun:
                 self.save()
                 last_save = time.monotonic()
         return RunReason.STEPS
+
+    def measure(self, model: Any) -> float:
+        """Return the loss over all data, without a change of random states: a fit draws the same numbers however often it is measured."""
+        with preserve_random_states():
+            return self.problem.measure(model)
 
     def count_step(self, loss: Any) -> None:
         """Count a step that returned this loss, and whether it is one of a row of searches that found no lower point."""
@@ -239,8 +242,7 @@ class FitRun:
     def finish(self, reason: RunReason) -> Fit:
         """Measure the fitted model, write the checkpoint, and return the result of a fit that ended for a reason."""
         best = self.entrant.best()
-        with preserve_random_states():  # a resumed fit draws what one that was not stopped draws
-            value = self.problem.measure(best)
+        value = self.measure(best)
         if not math.isfinite(value):
             reason = RunReason.DIVERGED
         fitted = best if isinstance(best, torch.nn.Module) else self.model
