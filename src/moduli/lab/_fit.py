@@ -226,7 +226,7 @@ class FitRun:
         return RunReason.STEPS
 
     def measure(self, model: Any) -> float:
-        """Return the loss over all data, without a change of random states: a fit draws the same numbers however often it is measured."""
+        """Return the loss over all data; random states are as before, so that a fit does not depend on when it is measured."""
         with preserve_random_states():
             return self.problem.measure(model)
 
