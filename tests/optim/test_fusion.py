@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from moduli import Optimizer, m
+from moduli import Optimizer, m, optim
 
 FORMS = ["c", "foreach", "plain"]
 
@@ -228,3 +228,59 @@ def test_a_freed_moment_is_refused_also_many_steps_after_it_was_handed_out(monke
     with pytest.raises(RuntimeError, match="resized to 0"):
         opt.step()
     assert torch.equal(param, before)
+
+
+class FromFirst(optim.BufferTransform):
+    """The update minus the first one, whose state starts from the update itself."""
+
+    elementwise = True
+    counts = True
+
+    def begin(self, tensor, state, setting):
+        state["first"] = tensor.clone()
+
+    def transform(self, tensor, state, setting):
+        return tensor - state["first"]
+
+
+STARTS = {
+    "Adan": m.Adan,
+    "RMSprop": lambda: m.RMSprop(init="update"),
+    "EMA": lambda: m.EMA(0.9, ema_init="update"),
+    "ClipValueGrowth": m.ClipValueGrowth,
+    "ClipValueByEMA": lambda: m.ClipValueByEMA(init="update"),
+    "own": FromFirst,
+}
+BEFORE = {
+    "ClipNorm": lambda: m.ClipNorm(0.1),
+    "ClipValue": lambda: m.ClipValue(0.1),
+    "decay": lambda: m.WeightDecay(1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_states_that_start_from_the_update_start_from_that_of_their_link(start, before, dtype):
+    results = []
+    for fuse in ("auto", False):
+        model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(4, 3, dtype=dtype))])
+        opt = Optimizer(model, before(), start(), m.LR(0.1), fuse=fuse)
+        for step in range(4):
+            if step == 2:  # it begins later than the others
+                model.append(torch.nn.Parameter(torch.ones(4, 3, dtype=dtype)))
+            give_gradients(list(model), step)
+            opt.step()
+        results.append([p.detach().clone() for p in model])
+    for g, w in zip(*results, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-6)
+
+
+def test_only_states_that_start_from_an_update_delay_the_fused_pass():
+    for links, passes in (([m.ClipNorm(1.0), m.Adam()], 1), ([m.Adan()], 1), ([m.ClipNorm(1.0), m.Adan()], 0)):
+        params = make()
+        opt = Optimizer(params, *links, m.LR(0.1))
+        for step, expected in enumerate((passes, 1)):
+            give_gradients(params, step)
+            opt.step()
+            assert len([each for segment in opt._plan.list_segments() for each in segment.explain()]) == expected

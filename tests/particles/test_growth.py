@@ -313,6 +313,17 @@ def test_shrinking_keeps_units_by_position_score_and_mask():
     assert scored[0].bias.item() == best_bias
 
 
+def test_masks_of_another_size_and_units_that_are_no_integers_are_refused():
+    net, x = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)), torch.randn(2, 3)
+    for units in (torch.tensor([True, False, True]), [True] * 7, torch.ones(6, 1, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"the mask of axis '0.out' has shape \(.*\), not \(6,\)"):
+            shrink(net, {"0.out": units}, example=x)
+    for units in ([0.0, 2.7], torch.tensor([1.0, 3.0]), torch.tensor([1 + 0j])):
+        with pytest.raises(TypeError, match="the units of axis '0.out' are torch.*; give positions"):
+            shrink(net, {"0.out": units}, example=x)
+    assert net[0].out_features == 6
+
+
 def test_both_inputs_of_a_bilinear_layer_grow_at_once():
     class Net(nn.Module):
         def __init__(self):

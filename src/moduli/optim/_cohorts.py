@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import kernels
 from ._composite import KernelKey, KernelPart
 from ._device_numbers import place_number, read_number
+from ._first_state import starts_from_update
 from ._hooks import gather_arguments, show_arguments
 from .offload import STREAMED, fetch_columns, find_place, is_host, send_row, store_columns
 
@@ -87,7 +88,7 @@ def make_cohorts(
     params = [objective.params[i] for i in indices]
     rows_by_link: list[list[dict[str, Any]]] = []
     for link in links:
-        rows = _read_rows(link, objective, params)
+        rows = _read_rows(link, objective, params, behind=link is not links[0])
         if rows is None:
             return None
         rows_by_link.append(rows)
@@ -114,14 +115,25 @@ def make_cohorts(
     ]
 
 
-def _read_rows(link: TensorTransform, objective: Objective, params: Sequence[Tensor]) -> list[dict[str, Any]] | None:
+def _read_rows(
+    link: TensorTransform, objective: Objective, params: Sequence[Tensor], behind: bool
+) -> list[dict[str, Any]] | None:
     """Return a link's row for each parameter, filled at first use, with its numbers on the host.
 
-    The result is None for a link that creates its state when it first learns, and for one with a number for each member.
+    The result is None for a link that creates its state when it first learns, for one with a number for each member, and for
+    one whose state starts from an update that the links before it have not computed yet.
+
+    Args:
+        link: The link.
+        objective: The objective.
+        params: The parameters with a gradient.
+        behind: Whether the run has links before this one.
     """
     rows = link.find_rows(params)
     if (link.counts or link.has_own(*_INITIALIZE)) and not all(rows):
         _, arguments = gather_arguments(link, objective, *link._lists(objective), owned=False)
+        if behind and link.has_own(*_INITIALIZE) and starts_from_update(link, arguments):
+            return None
         with show_arguments(link, objective, arguments):
             link._fill_states(arguments, streamed=True)
     if link.has_own("single_tensor_update") and not all(rows):

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..axes import match_units
 from ..layout import UnitMap, map_tensors
 from ..nn import decode_axes
+from ._first_state import are_equal
 from ._hooks import HookArguments
 from ._label_order import Follows, list_axes
 from .state_encoding import MemberValues
@@ -92,7 +93,7 @@ def find_start(link: Module, param: Tensor) -> dict[str, Any]:
         if not any(bool(tensor.any()) for tensor in tensors):
             return {}
     first, second = (_start(link, param, param.detach(), value) for value in (0.0, 1.0))
-    return {key: value for key, value in first.items() if _are_equal(value, second.get(key))}
+    return {key: value for key, value in first.items() if are_equal(value, second.get(key))}
 
 
 def _start(link: TensorTransform, param: Tensor, tensor: Tensor, value: float) -> dict[str, Any]:
@@ -117,15 +118,6 @@ def _starts_at_zero(link: TensorTransform) -> bool:
     kind = type(link)
     plain = kind.single_tensor_initialize is BufferTransform.single_tensor_initialize
     return plain and kind.begin is BufferTransform.begin and not link.has_own("multi_tensor_initialize")  # type: ignore[attr-defined]
-
-
-def _are_equal(left: Any, right: Any) -> bool:
-    """Return whether two initial states are equal, tensors entry by entry."""
-    if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and torch.equal(left, right)
-    if isinstance(left, list | tuple):
-        return type(left) is type(right) and len(left) == len(right) and all(map(_are_equal, left, right))
-    return type(left) is type(right) and bool(left == right)
 
 
 class _StateResizer:

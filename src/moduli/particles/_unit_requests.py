@@ -131,8 +131,17 @@ def _read_positions(
             close = suggest_name(str(unknown[0]), list(map(str, labels)))
             raise KeyError(f"shrink: axis {name!r} has no labels {unknown[:4]}.{close}")
         return torch.tensor([places[label] for label in units], dtype=torch.int64)
-    positions = torch.as_tensor(units)
-    positions = positions.nonzero().flatten() if positions.dtype == torch.bool else positions.to("cpu", torch.int64)
+    positions = torch.as_tensor(units).detach().to("cpu")
+    if positions.dtype == torch.bool:
+        if positions.shape != (size,):
+            raise ValueError(f"shrink: the mask of axis {name!r} has shape {tuple(positions.shape)}, not ({size},)")
+        return positions.nonzero().flatten()
+    if positions.numel() and (positions.is_floating_point() or positions.is_complex()):
+        raise TypeError(
+            f"shrink: the units of axis {name!r} are {positions.dtype}; give positions (integers), a mask (booleans), or "
+            "the number of units that stay, with score= to choose them"
+        )
+    positions = positions.to(torch.int64)
     return torch.where(positions < 0, positions + size, positions)
 
 
