@@ -58,7 +58,7 @@ CHAINS = {
     "unfused": lambda: [m.ClipNorm(1.0), m.HeavyBall(0.9), m.LR(0.05)],
     "matrix": lambda: [m.Orthogonalize(), m.LR(0.05)],
     "kronecker": lambda: [m.Shampoo(), m.LR(0.05)],
-    "rotated": lambda: [m.SOAP(), m.LR(0.05)],
+    "rotated": lambda: [m.Adan(), m.LR(0.05)],
     "low rank": lambda: [m.GaLore(m.Adam(), rank=2), m.LR(0.05)],
     "vector": lambda: [m.LBFGS(), m.StrongWolfe()],
     "dense": lambda: [m.BFGS(), m.Backtracking()],
@@ -543,3 +543,24 @@ def test_a_parameter_that_returns_to_its_module_is_trained_again():
     before = head.bias.detach().clone()
     opt.step(mo.closure(lambda: net.other(net.body(torch.ones(1, 2))).sum()))
     assert not torch.equal(head.bias, before)
+
+
+@pytest.mark.parametrize("kind", [Plain, Particle])
+@pytest.mark.parametrize(
+    "links", [lambda: m.Adam(), lambda: m.HeavyBall(0.9), lambda: m.Adan()], ids=["Adam", "HeavyBall", "Adan"]
+)
+def test_state_is_converted_with_the_module(kind, links):
+    runs = []
+    for dtype in (torch.float32, torch.float64):
+        net, x = fill(kind()), X
+        opt = mo.Optimizer(net, links(), m.LR(0.01))
+        for step in range(6):
+            if step == 3:
+                net.to(dtype)
+                x = X.to(dtype)
+            opt.step(mo.closure(lambda f, x=x: f(x).square().sum()))
+        values = [value for state in opt.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+        assert {value.dtype for value in values} == {dtype}
+        runs.append([param.detach().double() for param in net.parameters()])
+    assert "torch.float64" in opt.explain()
+    torch.testing.assert_close(*runs, rtol=1e-3, atol=1e-5)

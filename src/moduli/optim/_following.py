@@ -77,9 +77,12 @@ class Following:
         self._watch: ParameterWatch | PopulationWatch | None = watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
-        """Follow an edit of the module, if there was one, and mark the optimizer as busy."""
-        current = self._watch
-        if current is None or current.has_changed():
+        """Follow an edit or a conversion of the module, if there was one, and mark the optimizer as busy.
+
+        `net.double()` leaves the parameters the same objects. It converts all of them, so the first one shows it.
+        """
+        current, kinds = self._watch, self.kinds
+        if current is None or current.has_changed() or (kinds and kinds[0].differs()):
             self.follow(optimizer)
         self.busy, self._recent = True, []
 
