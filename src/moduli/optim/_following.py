@@ -18,6 +18,7 @@ from ..layout import REMOVED, RESIZED, Guard, ParameterWatch, is_sharded, match_
 from ._follow_events import describe_change, list_some
 from ._followed_groups import check_names, edit_groups, place_joined
 from ._followed_rows import (
+    ParameterKind,
     convert_rows,
     convert_state,
     drop_rows,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 Named = list[tuple[str, Tensor]]
 _SHOWN_EVENTS = 5
+_NONE = ParameterKind(torch.empty(0), torch.empty(0).dtype, torch.empty(0).device)
 
 
 class Following:
@@ -77,12 +79,10 @@ class Following:
         self._watch: ParameterWatch | PopulationWatch | None = watch(model)
 
     def begin_step(self, optimizer: Optimizer) -> None:
-        """Follow an edit or a conversion of the module, if there was one, and mark the optimizer as busy.
-
-        `net.double()` leaves the parameters the same objects. It converts all of them, so the first one shows it.
-        """
-        current, kinds = self._watch, self.kinds
-        if current is None or current.has_changed() or (kinds and kinds[0].differs()):
+        """Follow an edit of the module, or a conversion of all its parameters (`net.double()`); mark the optimizer as busy."""
+        current = self._watch
+        param, dtype, device = self.kinds[0] if self.kinds else _NONE
+        if current is None or current.has_changed() or param.dtype != dtype or param.device != device:
             self.follow(optimizer)
         self.busy, self._recent = True, []
 
