@@ -98,6 +98,8 @@ def _undocumented_class(cls: type, path: str) -> Iterator[str]:
     # A dataclass without a docstring is given its signature as one.
     if not own or own.startswith(f"{cls.__name__}("):
         yield path
+    if not cls.__module__.startswith("moduli"):  # other packages add methods to torch's classes
+        return
     for name, value in vars(cls).items():
         member = isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
         if member and not name.startswith("_") and not _has_docstring(cls, name):

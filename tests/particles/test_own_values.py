@@ -285,3 +285,24 @@ def test_edits_that_do_not_merge_are_still_refused():
     teacher.head[0] = nn.Linear(4, 9)
     with pytest.raises(StructureError, match="the edits do not merge"):
         teacher.touch()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at each edit", "after two edits"])
+def test_a_relative_keeps_its_dtype_and_stays_frozen(late):
+    net = mo.adopt(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5)))
+    frozen, double, trained = net.clone().requires_grad_(False), net.clone().double(), net.clone()
+    before = frozen[2].weight.clone()
+    for size in (7, 9):
+        net[2] = nn.Linear(6, size)
+        if not late or size == 9:
+            for relative in (frozen, double, trained):
+                relative.touch()
+    assert not any(param.requires_grad for param in frozen.parameters())
+    assert all(param.requires_grad for param in (*double.parameters(), *trained.parameters()))
+    assert {param.dtype for param in double.parameters()} == {torch.float64}
+    assert frozen[2].weight.shape == (9, 6)
+    assert torch.equal(frozen[2].weight[:5], before)
+    double(torch.ones(1, 4, dtype=torch.float64))
+    twin = net.clone().requires_grad_(False)
+    net[2] = nn.Linear(6, 12)
+    assert twin.touch(on_follow="copy")[2].weight.requires_grad

@@ -230,13 +230,14 @@ def keeps_own(modules: Mapping[int, nn.Module], owners: Sequence[int]) -> bool:
 
 
 def write_own(target: Any, own: OwnValue, find: Callable[[Any, int | None], Any]) -> None:
-    """Write a particle's own values into a new tensor.
+    """Write a particle's own values into a new tensor, which gets their dtype, and is trained if they were.
 
     Args:
         target: The tensor, which has the assigned values.
         own: The source of the particle's values.
         find: Returns a tensor of the particle by identifier, for a removed one with the number of a version; or None.
     """
+    _keep_kind(target, _find_original(own.source, find))
     returned = None if own.back is None else find(*own.back)
     if returned is not None and returned.shape == target.shape:
         _write(target, returned, find_overlap(target.shape, target.shape))
@@ -246,6 +247,23 @@ def write_own(target: Any, own: OwnValue, find: Callable[[Any, int | None], Any]
     source = _find_source(own.source, find)
     if source is not None:
         _write(target, source, own.overlap)
+
+
+def _keep_kind(target: Any, original: Any) -> None:
+    """Give a new tensor the dtype of a particle's former one, and its flag `requires_grad`: a frozen teacher stays frozen."""
+    if original is None or is_sharded(target) or target.is_floating_point() != original.is_floating_point():
+        return
+    if target.dtype != original.dtype:
+        target.data = target.data.to(original.dtype)
+    if isinstance(target, nn.Parameter):
+        target.requires_grad_(original.requires_grad)
+
+
+def _find_original(source: Any, find: Callable[[Any, int | None], Any]) -> Any:
+    """Return the particle's tensor that its own values begin with; None if there is none."""
+    while isinstance(source, ComputedValue):
+        source = source.source if source.base is None else source.own.source
+    return None if source is None else find(source, None)
 
 
 def _find_source(source: Any, find: Callable[[Any, int | None], Any]) -> Any:
