@@ -98,7 +98,7 @@ def _undocumented_class(cls: type, path: str) -> Iterator[str]:
     # A dataclass without a docstring is given its signature as one.
     if not own or own.startswith(f"{cls.__name__}("):
         yield path
-    if not cls.__module__.startswith("moduli"):  # other packages add methods to torch's classes
+    if cls.__module__.startswith("torch."):  # other packages add methods to its classes
         return
     for name, value in vars(cls).items():
         member = isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
