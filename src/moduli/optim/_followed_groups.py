@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mapping[Tensor, Tensor]) -> None:
-    """Remove, replace and rename parameters in the lists of the groups, which stay the same objects."""
+    """Remove, replace and rename parameters in the lists of the groups, which stay the same objects.
+
+    Args:
+        groups: The groups of the optimizer.
+        change: What the edit removed and renamed.
+        swapped: New parameters that take the position of a former one, by the former one.
+    """
     gone = {param for _, param in change.left}
     for group in groups:
         params, names = group["params"], list(group.get("param_names", ()))
@@ -29,7 +35,13 @@ def edit_groups(groups: Sequence[dict[str, Any]], change: Change, swapped: Mappi
 
 
 def place_joined(groups: Sequence[dict[str, Any]], change: Change, following: Following) -> list[dict[str, Any]]:
-    """Put new parameters into the groups of their patterns; return the new groups that some of them need."""
+    """Put new parameters into the groups of their patterns; return the new groups that some of them need.
+
+    Args:
+        groups: The groups of the optimizer.
+        change: What the edit added.
+        following: The patterns of the groups, and the group of parameters that no pattern matches.
+    """
     patterns, pending = following.patterns, dict[str | None, dict[str, Any]]()
     for name, param in change.joined:
         key = tuple(pattern for pattern in patterns if match_name(name, [pattern]))
